@@ -88,12 +88,12 @@ def main(file: str) -> None:
     ):
         sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
         for row in rows:
-            one = sums[key(row["test"])]
-            one[0] += 1
-            one[1] += row["seconds"]
-            one[2] += row["cpu"]
+            result = sums[key(row["test"])]
+            result[0] += 1
+            result[1] += row["seconds"]
+            result[2] += row["cpu"]
         print(f"\n| {title} | tests | seconds | CPU seconds |\n|---|---|---|---|")
-        for name, (count, seconds, cpu) in sorted(sums.items(), key=lambda one: -one[1][2])[:most]:
+        for name, (count, seconds, cpu) in sorted(sums.items(), key=lambda item: -item[1][2])[:most]:
             print(f"| {name} | {count:.0f} | {seconds:.1f} | {cpu:.1f} |")
     seconds, cpu = (sum(row[name] for row in rows) for name in ("seconds", "cpu"))
     begins, ends = zip(*(row["machine"] for row in rows), strict=True)

@@ -41,10 +41,10 @@ def faults() -> dict[str, list[Fault]]:
 
 def numbered() -> dict[str, list[str]]:
     """Return fault number -> ``file::test`` of every test function named after it."""
-    found: dict[str, list[str]] = defaultdict(list)
+    result: dict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 for number in _NUMBER.findall(node.name):
-                    found[number[0].upper() + number[1:]].append(f"{path.relative_to(ROOT)}::{node.name}")
-    return found
+                    result[number[0].upper() + number[1:]].append(f"{path.relative_to(ROOT)}::{node.name}")
+    return result

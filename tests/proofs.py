@@ -75,17 +75,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Take over what a worker process of pytest-xdist collected and selected."""
-    told = getattr(node, "workeroutput", {})
-    _collected.update(told.get("collected", ()))
-    _selected.update(told.get("selected", ()))
+    result = getattr(node, "workeroutput", {})
+    _collected.update(result.get("collected", ()))
+    _selected.update(result.get("selected", ()))
 
 
 def rows() -> dict[str, dict[str, bool]]:
     """Return launcher -> column -> proved, of what this session ran."""
-    found: dict[str, dict[str, bool]] = defaultdict(dict)
+    result: dict[str, dict[str, bool]] = defaultdict(dict)
     for (launcher, column), results in _outcomes.items():
-        found[launcher][column] = all(results)
-    return dict(sorted(found.items()))
+        result[launcher][column] = all(results)
+    return dict(sorted(result.items()))
 
 
 def table() -> tuple[str, list[str]]:

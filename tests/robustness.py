@@ -17,8 +17,8 @@ RESULTS = ROOT / "docs" / "robustness.json"
 
 def read() -> dict[str, dict[str, Any]]:
     """Return the last result of each kind of run."""
-    found: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return found
+    result: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return result
 
 
 def write(kind: str, values: Mapping[str, Any], seconds: float) -> None:

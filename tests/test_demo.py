@@ -27,9 +27,9 @@ def test_make_demo_trains_the_digits(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = re.search(r"test accuracy (0\.\d+|1)", done.stderr)
-    assert found, done.stderr
-    assert float(found[1]) >= 0.97
+    match = re.search(r"test accuracy (0\.\d+|1)", done.stderr)
+    assert match, done.stderr
+    assert float(match[1]) >= 0.97
     for label in ("results", "script", "rank logs"):
         [path] = re.findall(rf"^  {label} +(/.*)$", done.stderr, re.MULTILINE)
         assert Path(path).exists()

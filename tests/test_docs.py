@@ -19,11 +19,11 @@ ROOT = Path(__file__).parents[1]
 
 
 def code_block(document: str, language: str) -> str:
-    found = re.search(
+    match = re.search(
         rf"^```{language}\n(.*?)^```$", (ROOT / "docs" / document).read_text(), re.MULTILINE | re.DOTALL
     )
-    assert found
-    return found[1]
+    assert match
+    return match[1]
 
 
 def test_the_table_of_launchers_is_complete() -> None:

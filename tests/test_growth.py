@@ -24,7 +24,7 @@ def test_a_curve_of_one_size_has_no_exponent() -> None:
 def test_the_picture_shows_every_curve_with_its_exponent() -> None:
     curves = [Curve("a & b", ((10, 1.0), (100, 10.0))), Curve("once", ((10, 2.0),))]
     root = ET.fromstring(picture([("cost by size", curves), ("nothing", [])]))
-    told = " ".join(root.itertext())
-    assert "a & b ~ n^1.00" in told
-    assert "once" in told
-    assert "cost by size" in told
+    text = " ".join(root.itertext())
+    assert "a & b ~ n^1.00" in text
+    assert "once" in text
+    assert "cost by size" in text

@@ -22,9 +22,9 @@ LOCKED = [Requirement(line.rstrip("\\ ")) for line in TEXT.splitlines() if re.ma
 
 def required_packages() -> Iterator[Requirement]:
     """Yield the dependencies of the project, its tests and its checks."""
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    yield from map(Requirement, known["project"]["dependencies"])
-    groups, waiting = known["dependency-groups"], ["test", "check"]
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    yield from map(Requirement, document["project"]["dependencies"])
+    groups, waiting = document["dependency-groups"], ["test", "check"]
     while waiting:
         for item in groups[waiting.pop()]:
             if isinstance(item, dict):
@@ -33,11 +33,11 @@ def required_packages() -> Iterator[Requirement]:
                 yield Requirement(item)
 
 
-@pytest.mark.parametrize("requirement", [*required_packages()], ids=lambda one: one.name)
+@pytest.mark.parametrize("requirement", [*required_packages()], ids=lambda item: item.name)
 def test_every_required_package_is_locked_to_one_version(requirement: Requirement) -> None:
     name = canonicalize_name(requirement.name)
-    here = [one for one in LOCKED if canonicalize_name(one.name) == name]
-    used = [one for one in here if one.marker is None or one.marker.evaluate()]
+    here = [item for item in LOCKED if canonicalize_name(item.name) == name]
+    used = [item for item in here if item.marker is None or item.marker.evaluate()]
     assert len(used) == 1, f"make lock writes {LOCK.name} anew"
     [version] = used[0].specifier
     assert version.operator == "=="
@@ -56,10 +56,10 @@ def test_the_lock_file_can_be_installed(tmp_path: Path) -> None:
     quietly([uv(), "venv", "--quiet", tmp_path / "venv"])
     python = tmp_path / "venv" / "bin" / "python"
     quietly([uv(), "pip", "install", "--quiet", "--require-hashes", "--python", python, "-r", LOCK])
-    told = quietly(
+    result = quietly(
         [python, "-c", "import click, jinja2, paramiko, pytest, rich, submitit, textual; print('fine')"]
     )
-    assert told == "fine\n"
+    assert result == "fine\n"
 
 
 def test_a_package_with_a_wrong_hash_is_refused(tmp_path: Path) -> None:

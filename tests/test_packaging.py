@@ -39,9 +39,9 @@ def dependency_names(name: str, visited_names: set[str]) -> Iterator[str]:
     """Yield the names of all dependencies of an installed package, without extras."""
     for line in metadata.requires(name) or ():
         requirement, _, condition = line.partition(";")
-        found = re.match(r"[\w.-]+", requirement)
-        assert found
-        below = dependencies.normal(found[0])
+        match = re.match(r"[\w.-]+", requirement)
+        assert match
+        below = dependencies.normal(match[0])
         if below in visited_names or "extra" in condition:
             continue
         try:

@@ -24,8 +24,8 @@ def command_lines(document: str) -> list[str]:
     """Return the command lines of the code blocks, without their comments."""
     blocks = BLOCK.findall((ROOT / document).read_text())
     lines = "".join(text for language, text in blocks if not language).splitlines()
-    found = [shlex.join(shlex.split(line, comments=True)) for line in lines]
-    return [line for line in found if line.startswith(("dtslurm ", "make ", "pip "))]
+    texts = [shlex.join(shlex.split(line, comments=True)) for line in lines]
+    return [line for line in texts if line.startswith(("dtslurm ", "make ", "pip "))]
 
 
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -59,12 +59,12 @@ def project(
 
 
 def run_dir(folder: Path, job: str) -> Path:
-    [found] = [
+    [parent] = [
         path.parent
         for path in (folder / "runs").glob("*/job.json")
         if json.loads(path.read_text())["job_id"] == job
     ]
-    return found
+    return parent
 
 
 def run_line(folder: Path, environment: dict[str, str], line: str) -> subprocess.CompletedProcess[str]:
@@ -139,9 +139,9 @@ def test_every_documented_dtslurm_command_succeeds(
     if " --live " in line:
         run_line(folder, environment, f"dtslurm cancel {job}")
     if " submit " in line and " --wait " not in line:
-        found = re.search(r"submitted job (\d+)", done.stderr)
-        assert found
-        run_line(folder, environment, f"dtslurm cancel {found[1]}")
+        match = re.search(r"submitted job (\d+)", done.stderr)
+        assert match
+        run_line(folder, environment, f"dtslurm cancel {match[1]}")
 
 
 def test_the_other_documented_commands_are_known() -> None:

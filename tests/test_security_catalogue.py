@@ -68,9 +68,9 @@ def test_c9_ordinary_template_expressions_are_computed(tmp_path: Path) -> None:
         "{{ '-' * 80 }} {{ 3 * 4 }} {{ 2 ** 10 }} {{ 1.5 * 2 }} {{ 1000000 * 1000000 }}"
         " {{ '%03d' % 7 }} {{ '%s' | format(8) }} {{ 'ab' | center(4) | trim }} {{ 'a b' | wordwrap(80) }}"
     )
-    said = Engine([tmp_path]).render("fine.j2", {})
-    assert said.split()[1:] == ["12", "1024", "3.0", "1000000000000", "007", "8", "ab", "'a", "b'"]
-    assert len(said) < LONGEST
+    result = Engine([tmp_path]).render("fine.j2", {})
+    assert result.split()[1:] == ["12", "1024", "3.0", "1000000000000", "007", "8", "ab", "'a", "b'"]
+    assert len(result) < LONGEST
 
 
 def test_c15_software_names_the_ssh_implementation_and_version() -> None:
@@ -89,13 +89,13 @@ PICKLES = {"executor.py", "worker/dtslurm_function.py", "services/submit/functio
 
 
 def imported_packages(path: Path) -> set[str]:
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {name.name.partition(".")[0] for name in node.names}
+            result |= {name.name.partition(".")[0] for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found
+            result.add(node.module.partition(".")[0])
+    return result
 
 
 def test_c22_untrusted_data_are_never_unpickled() -> None:
@@ -130,7 +130,7 @@ def test_c27_a_hostile_repository_runs_no_program_during_a_snapshot(tmp_path: Pa
         place.write_text(script.read_text())
         place.chmod(0o700)
     taken = snap(folder)
-    assert {one.path for one in taken.files} == {".gitattributes", "train.py"}
+    assert {file.path for file in taken.files} == {".gitattributes", "train.py"}
     assert taken.git is not None
     assert b"print(2)" in taken.git.diff
     assert not ran.exists()
@@ -179,9 +179,9 @@ def test_c31_no_module_listens_on_a_network_port() -> None:
 def test_c33_known_vulnerabilities_of_a_slurm_version_are_listed(
     version_line: str, numbers: list[str]
 ) -> None:
-    told = find_vulnerabilities(version_line)
-    assert len(told) == len(numbers)
-    assert all(number in line for number, line in zip(numbers, told, strict=True))
+    vulnerabilities = find_vulnerabilities(version_line)
+    assert len(vulnerabilities) == len(numbers)
+    assert all(number in line for number, line in zip(numbers, vulnerabilities, strict=True))
 
 
 def test_c35_the_required_packages_of_a_login_node_are_limited() -> None:

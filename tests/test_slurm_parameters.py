@@ -58,20 +58,20 @@ def test_the_parameter_list_matches_submitit() -> None:
 
 def submit_options(monkeypatch: pytest.MonkeyPatch, executor: Any) -> dict[str, Any]:
     """Return the options that a function would be submitted with."""
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
 
     def submit(
         _context: object, _pickles: object, options: dict[str, Any], *_: object, **__: object
     ) -> list[Any]:
         request = functions.request_of(options)
-        found.append({name: getattr(request, name) for name in options})
+        result.append({name: getattr(request, name) for name in options})
         return []
 
     monkeypatch.setattr(functions, "submit_functions", submit)
     (getattr(executor, "_executor", executor))._internal_process_submissions(
         [submitit.core.utils.DelayedSubmission(print)]
     )
-    return found[0]
+    return result[0]
 
 
 @pytest.mark.filterwarnings("ignore:num_gpus is deprecated")

@@ -82,7 +82,7 @@ def test_every_class_name_is_unique() -> None:
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path))
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    assert {name: result for name, result in places.items() if len(result) > 1} == {}
 
 
 def test_no_class_or_module_has_a_vague_name() -> None:

@@ -115,7 +115,7 @@ class WarmDtslurm:
 
 def _read_all(files: Sequence[io.FileIO | io.RawIOBase], deadline: float) -> list[bytes]:
     """Return what comes from each file until its end."""
-    found: dict[int, list[bytes]] = {number: [] for number in range(len(files))}
+    result: dict[int, list[bytes]] = {number: [] for number in range(len(files))}
     with selectors.DefaultSelector() as selector:
         for number, file in enumerate(files):
             selector.register(file, selectors.EVENT_READ, number)
@@ -125,10 +125,10 @@ def _read_all(files: Sequence[io.FileIO | io.RawIOBase], deadline: float) -> lis
                 raise TimeoutError
             for key, _ in ready:
                 if chunk := os.read(key.fd, 65536):
-                    found[key.data].append(chunk)
+                    result[key.data].append(chunk)
                 else:
                     selector.unregister(key.fileobj)
-    return [b"".join(chunks) for chunks in found.values()]
+    return [b"".join(chunks) for chunks in result.values()]
 
 
 def _text(data: bytes) -> str:
@@ -181,11 +181,11 @@ def _serve(orders: socket.socket) -> None:
                 selector.close()
                 orders.close()
                 link.close()
-                for one in running:
-                    os.close(one)
+                for item in running:
+                    os.close(item)
                 _become(order, fds[1:])
-            for one in fds[1:]:
-                os.close(one)
+            for item in fds[1:]:
+                os.close(item)
             link.sendall(pid.to_bytes(8, "big"))
             pidfd = os.pidfd_open(pid)
             running[pidfd] = (pid, link)

@@ -69,11 +69,11 @@ class Runs:
     def save(self, record: JobRecord) -> None:
         """Write a run's record, be there one or none."""
         context = Context()
-        known = codec.encode({"schema": 1, **codec.plain(record)})
+        result = codec.encode({"schema": 1, **codec.plain(record)})
         if (Path(record.run_dir) / RunDir.RECORD).exists():
-            (Path(record.run_dir) / RunDir.RECORD).write_bytes(known)
+            (Path(record.run_dir) / RunDir.RECORD).write_bytes(result)
         else:
-            RunDir(Path(record.run_dir)).create(context.transport, {RunDir.RECORD: known})
+            RunDir(Path(record.run_dir)).create(context.transport, {RunDir.RECORD: result})
         context.index.put(record)
 
     def change(self, record: JobRecord, **values: Any) -> JobRecord:

@@ -20,8 +20,8 @@ def run_with_artifacts(runs: Runs) -> JobRecord:
     for step in (1, 2, 3):
         path = folder / "checkpoints" / f"step-{step}"
         runs.write(path / "weights.bin", "w" * 2048 * step)
-        told = register.measure(str(path), checksum=True)
-        register.add(str(folder), path=str(path), kind="checkpoint", step=step, **told)
+        result = register.measure(str(path), checksum=True)
+        register.add(str(folder), path=str(path), kind="checkpoint", step=step, **result)
     runs.write(folder / "out.txt", "done\n")
     with (folder / register.FILE).open("a") as file:  # as a plain program does by echo
         file.write('{"path": "out.txt", "metrics": {"loss": 0.123456789, "epoch": 3}}\n')
@@ -40,21 +40,23 @@ def test_the_artifact_table_shows_sizes_metrics_pins_and_problems(
     invoke("artifacts", "pin", "train", "checkpoints/step-1", code=0)
     shown = invoke("artifacts", "list", "train", code=0).stdout
     assert shown.splitlines()[0].split() == ["KIND", "STEP", "SIZE", "METRICS", "NOTE", "PATH"]
-    found = table_rows(shown)
-    assert found["checkpoints/step-1"][:6] == ["checkpoint", "1", "2.0", "KiB", "-", "pinned"]
-    assert found["out.txt"][:6] == ["output", "-", "5", "B", "loss=0.1235", "epoch=3"]
-    assert found["gone.bin"] == ["output", "-", "-", "-", "it", "no", "longer", "exists", "gone.bin"]
+    result = table_rows(shown)
+    assert result["checkpoints/step-1"][:6] == ["checkpoint", "1", "2.0", "KiB", "-", "pinned"]
+    assert result["out.txt"][:6] == ["output", "-", "5", "B", "loss=0.1235", "epoch=3"]
+    assert result["gone.bin"] == ["output", "-", "-", "-", "it", "no", "longer", "exists", "gone.bin"]
 
 
 def test_artifacts_list_and_show_print_json(invoke: Run, run_with_artifacts: JobRecord) -> None:
     del run_with_artifacts
     listed = json.loads(invoke("artifacts", "list", "--json", "train", code=0).stdout)["artifacts"]
-    assert [(one["path"], one["step"]) for one in listed][:2] == [
+    assert [(item["path"], item["step"]) for item in listed][:2] == [
         ("checkpoints/step-1", 1),
         ("checkpoints/step-2", 2),
     ]
-    [one] = json.loads(invoke("artifacts", "show", "--json", "train", "latest", code=0).stdout)["artifacts"]
-    assert (one["path"], one["problem"]) == ("checkpoints/step-3", "")
+    [artifact] = json.loads(invoke("artifacts", "show", "--json", "train", "latest", code=0).stdout)[
+        "artifacts"
+    ]
+    assert (artifact["path"], artifact["problem"]) == ("checkpoints/step-3", "")
 
 
 def test_a_run_without_artifacts_explains_how_to_register_them(invoke: Run, runs: Runs) -> None:
@@ -78,8 +80,8 @@ def test_prune_keeps_pinned_artifacts_until_they_are_unpinned(
     invoke: Run, run_with_artifacts: JobRecord
 ) -> None:
     assert invoke("artifacts", "pin", "train", "*/step-1", code=0).stderr == "pinned: checkpoints/step-1\n"
-    told = invoke("artifacts", "pin", "--json", "train", "*/step-2", code=0).stdout
-    assert json.loads(told)["pinned"] == ["checkpoints/step-1", "checkpoints/step-2"]
+    stdout = invoke("artifacts", "pin", "--json", "train", "*/step-2", code=0).stdout
+    assert json.loads(stdout)["pinned"] == ["checkpoints/step-1", "checkpoints/step-2"]
     done = invoke("artifacts", "prune", "--yes", "train", code=0)
     assert (done.stdout, "no artifact to delete" in done.stderr) == ("", True)
     assert (
@@ -96,8 +98,8 @@ def test_prune_keeps_pinned_artifacts_until_they_are_unpinned(
 
 def test_prune_json_shows_whether_artifacts_were_deleted(invoke: Run, run_with_artifacts: JobRecord) -> None:
     del run_with_artifacts
-    told = json.loads(invoke("artifacts", "prune", "--json", "--keep", "2", "train", code=0).stdout)
-    assert (told["deleted"], [one["step"] for one in told["artifacts"]]) == (False, [1])
+    document = json.loads(invoke("artifacts", "prune", "--json", "--keep", "2", "train", code=0).stdout)
+    assert (document["deleted"], [artifact["step"] for artifact in document["artifacts"]]) == (False, [1])
 
 
 def test_artifacts_pull_copies_the_latest_checkpoint_by_default(
@@ -107,8 +109,10 @@ def test_artifacts_pull_copies_the_latest_checkpoint_by_default(
     place = folder / "train-7-artifacts" / "checkpoints" / "step-3"
     assert invoke("artifacts", "pull", "train", code=0).stdout == f"{place}\n"
     assert (place / "weights.bin").read_text() == "w" * 6144
-    told = json.loads(invoke("artifacts", "pull", "--json", "--to", "b", "train", "out.txt", code=0).stdout)
-    assert (told["to"], told["files"]) == ("b", [str(folder / "b" / "out.txt")])
+    document = json.loads(
+        invoke("artifacts", "pull", "--json", "--to", "b", "train", "out.txt", code=0).stdout
+    )
+    assert (document["to"], document["files"]) == ("b", [str(folder / "b" / "out.txt")])
 
 
 def test_a_hugging_face_export_takes_a_single_artifact(

@@ -209,9 +209,9 @@ def test_c6_a_job_name_cannot_move_the_run_directory(run: Run, tmp_path: Path, n
     if done.returncode:
         assert "--job-name" in done.stderr
         return
-    told = json.loads(done.stdout)
-    folder = Path(told["run_dir"])
+    document = json.loads(done.stdout)
+    folder = Path(document["run_dir"])
     assert folder.parent == tmp_path / "runs"
     assert re.match(r"\w", folder.name)
-    written = re.findall(r"^#SBATCH --(?:output|error)=(.*)", told["script"], re.MULTILINE)
+    written = re.findall(r"^#SBATCH --(?:output|error)=(.*)", document["script"], re.MULTILINE)
     assert all("%x" not in path and ".." not in path for path in written)

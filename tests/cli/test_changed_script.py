@@ -23,11 +23,11 @@ def changed_script_flags(run: Run, job: str) -> list[Any]:
     """Return, for each attempt of a finished job, whether the script had changed."""
 
     def seen() -> Any:
-        [told] = json.loads(run("status", job, "--json", code=0).stdout)["runs"]
-        return told
+        [answer] = json.loads(run("status", job, "--json", code=0).stdout)["runs"]
+        return answer
 
     wait_until(lambda: seen()["statuses"][0]["state"] in {"COMPLETED", "FAILED"}, f"the end of job {job}")
-    return [one["script_changed"] for one in seen()["attempts"]]
+    return [attempt["script_changed"] for attempt in seen()["attempts"]]
 
 
 def submit_job(run: Run, *words: str) -> str:

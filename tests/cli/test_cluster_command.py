@@ -31,8 +31,8 @@ def custom_profile(folder: Path) -> Path:
 
 def table_rows(text: str) -> dict[str, list[str]]:
     """Rows of a table by their first cell."""
-    found = [re.split(r" {2,}", line.strip()) for line in text.splitlines()[1:]]
-    return {cells[0]: cells[1:] for cells in found}
+    words = [re.split(r" {2,}", line.strip()) for line in text.splitlines()[1:]]
+    return {cells[0]: cells[1:] for cells in words}
 
 
 def test_cluster_list_marks_the_default_cluster_and_its_reason(
@@ -40,15 +40,15 @@ def test_cluster_list_marks_the_default_cluster_and_its_reason(
 ) -> None:
     monkeypatch.setenv("DTSLURM_CLUSTER", "ours")
     done = invoke("cluster", "list", code=0)
-    found = table_rows(done.stdout)
-    assert found["ours *"][0] == "Ours"
-    assert found["ours *"][1].endswith("cluster_profiles/ours.yaml")
-    assert found["perlmutter"][1:] == ["packaged", "documentation 2026-08"]
-    assert found["ours *"][2] == "-"  # that of the profile it extends holds for other clusters
+    result = table_rows(done.stdout)
+    assert result["ours *"][0] == "Ours"
+    assert result["ours *"][1].endswith("cluster_profiles/ours.yaml")
+    assert result["perlmutter"][1:] == ["packaged", "documentation 2026-08"]
+    assert result["ours *"][2] == "-"  # that of the profile it extends holds for other clusters
     assert done.stderr == "* the default here: $DTSLURM_CLUSTER\n"
-    told = json.loads(invoke("cluster", "list", "--json", code=0).stdout)
-    assert (told["default"], told["default_because"]) == ("ours", "$DTSLURM_CLUSTER")
-    places = {entry["name"]: entry["path"] for entry in told["clusters"]}
+    document = json.loads(invoke("cluster", "list", "--json", code=0).stdout)
+    assert (document["default"], document["default_because"]) == ("ours", "$DTSLURM_CLUSTER")
+    places = {entry["name"]: entry["path"] for entry in document["clusters"]}
     assert {"ours", "local", "perlmutter"} <= places.keys()
     assert places["ours"] == str(custom_profile)
 
@@ -67,14 +67,14 @@ def test_cluster_list_shows_the_mistake_of_an_invalid_profile(invoke: Run, custo
 @pytest.mark.usefixtures("custom_profile")
 def test_cluster_show_prints_each_value_with_its_origin(invoke: Run) -> None:
     shown = invoke("cluster", "show", "ours", code=0).stdout
-    found = table_rows(shown)
-    assert found["title"] == ["Ours", "cluster_profiles/ours.yaml:2"]
-    assert found["slurm.partition"] == ["main", "cluster_profiles/ours.yaml:3"]
-    assert "slurm.account" not in found  # nothing is said there
+    result = table_rows(shown)
+    assert result["title"] == ["Ours", "cluster_profiles/ours.yaml:2"]
+    assert result["slurm.partition"] == ["main", "cluster_profiles/ours.yaml:3"]
+    assert "slurm.account" not in result  # nothing is said there
     assert not re.search(r"^\[1\]", shown, re.MULTILINE)
-    told = json.loads(invoke("cluster", "show", "ours", "--json", code=0).stdout)
-    assert told["profile"]["slurm"]["partition"] == "main"
-    assert told["origins"]["title"] == "cluster_profiles/ours.yaml:2"
+    document = json.loads(invoke("cluster", "show", "ours", "--json", code=0).stdout)
+    assert document["profile"]["slurm"]["partition"] == "main"
+    assert document["origins"]["title"] == "cluster_profiles/ours.yaml:2"
 
 
 def test_cluster_show_with_sources_numbers_the_documents(invoke: Run) -> None:
@@ -87,8 +87,8 @@ def test_cluster_show_with_sources_numbers_the_documents(invoke: Run) -> None:
 @pytest.mark.usefixtures("slurm")
 def test_cluster_show_live_adds_values_of_slurm(invoke: Run) -> None:
     assert "max_time" not in invoke("cluster", "show", "slurm", code=0).stdout
-    found = table_rows(invoke("cluster", "show", "slurm", "--live", code=0).stdout)
-    assert found["slurm.partitions.main.max_time"][0] == "1-00:00:00"
+    result = table_rows(invoke("cluster", "show", "slurm", "--live", code=0).stdout)
+    assert result["slurm.partitions.main.max_time"][0] == "1-00:00:00"
 
 
 @pytest.mark.parametrize("kind", ["profile", "job"])
@@ -102,9 +102,9 @@ def test_cluster_schema_prints_json(invoke: Run, kind: str) -> None:
 def test_doctor_prints_a_table_of_checks(invoke: Run, runs: Runs) -> None:
     runs.add("train", "7")
     done = invoke("doctor", "--cluster", "local", code=0)
-    found = {cells[0]: cells[1] for cells in map(str.split, done.stdout.splitlines()[1:])}
+    result = {cells[0]: cells[1] for cells in map(str.split, done.stdout.splitlines()[1:])}
     assert done.stdout.splitlines()[0].split() == ["WHAT", "FOUND"]
-    assert found.keys() >= {"ok", "-"}
+    assert result.keys() >= {"ok", "-"}
     assert re.search(r"^ok +index of runs +1 run$", done.stdout, re.MULTILINE)
     assert "local (--cluster)" in done.stdout
     assert "GiB free)" in done.stdout
@@ -113,8 +113,8 @@ def test_doctor_prints_a_table_of_checks(invoke: Run, runs: Runs) -> None:
 def test_doctor_fails_for_an_unknown_cluster(invoke: Run) -> None:
     done = invoke("doctor", "--cluster", "perlmuter", code=1)
     assert re.search(r"^FAIL  cluster .*; did you mean 'perlmutter'", done.stdout, re.MULTILINE)
-    told = json.loads(invoke("doctor", "--cluster", "perlmuter", "--json", code=1).stdout)
-    assert (told["ok"], told["findings"][-1]["ok"]) == (False, False)
+    document = json.loads(invoke("doctor", "--cluster", "perlmuter", "--json", code=1).stdout)
+    assert (document["ok"], document["findings"][-1]["ok"]) == (False, False)
 
 
 def test_doctor_shows_the_slurm_programs_and_version(invoke: Run, slurm: Programs) -> None:
@@ -122,8 +122,8 @@ def test_doctor_shows_the_slurm_programs_and_version(invoke: Run, slurm: Program
     assert f"{slurm.folder}/squeue" in done.stdout
     assert re.search(r"^- +version +slurm 24\.11\.5", done.stdout, re.MULTILINE)
     assert re.search(r"^ok +scheduler +answers; ", done.stdout, re.MULTILINE)
-    told = json.loads(invoke("doctor", "--cluster", "slurm", "--json").stdout)["findings"]
-    assert {one["what"]: one["ok"] for one in told}["sbatch"] is True
+    findings = json.loads(invoke("doctor", "--cluster", "slurm", "--json").stdout)["findings"]
+    assert {item["what"]: item["ok"] for item in findings}["sbatch"] is True
 
 
 def test_doctor_fails_if_slurm_does_not_answer(invoke: Run, slurm: Programs) -> None:
@@ -168,7 +168,7 @@ def test_doctor_checks_the_run_root_like_submit(
     done = invoke("doctor", "--cluster", "local", code=1)
     assert f"{tmp_path}/file/runs is not writable: {tmp_path}/file; set another" in done.stdout
     monkeypatch.setenv("DTSLURM_RUN_ROOT", "/proc/runs")
-    [told] = [
+    [result] = [
         line for line in invoke("doctor", "--cluster", "local").stdout.splitlines() if "/proc/runs" in line
     ]
-    assert "GiB free" not in told
+    assert "GiB free" not in result

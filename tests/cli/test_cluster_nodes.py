@@ -11,8 +11,8 @@ from tests.cli.conftest import Run
 
 def bad_node_names(run: Run) -> list[str]:
     return [
-        one["node"]
-        for one in json.loads(run("cluster", "nodes", "--cluster", "a100x8-ib", "--json").stdout)["nodes"]
+        node["node"]
+        for node in json.loads(run("cluster", "nodes", "--cluster", "a100x8-ib", "--json").stdout)["nodes"]
     ]
 
 

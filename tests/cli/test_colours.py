@@ -65,12 +65,12 @@ def colour_numbers(style: Style) -> tuple[int | None, int | None]:
 
 def styles_of(text: Text, part: str) -> list[Style]:
     """Return the style at each place where a part of a text stands."""
-    found, start = [], text.plain.find(part)
+    result, start = [], text.plain.find(part)
     while start >= 0:
         styles = [span.style for span in text.spans if span.start <= start < span.end]
-        found.append(Style.combine([Style(), *(style for style in styles if isinstance(style, Style))]))
+        result.append(Style.combine([Style(), *(style for style in styles if isinstance(style, Style))]))
         start = text.plain.find(part, start + 1)
-    return found
+    return result
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])

@@ -33,19 +33,19 @@ def two_runs(runs: Runs) -> None:
 
 @pytest.mark.usefixtures("two_runs")
 def test_compare_prints_results_and_differences_side_by_side(invoke: Run) -> None:
-    said = invoke("compare", "17", "18", code=0).stdout
-    assert "last loss  3.1        2.2" in said
-    assert "args           --lr 0.1  --lr 0.2" in said
-    assert "o 17 train  x 18 train" in said
-    assert max(map(len, said.splitlines())) <= 80
+    stdout = invoke("compare", "17", "18", code=0).stdout
+    assert "last loss  3.1        2.2" in stdout
+    assert "args           --lr 0.1  --lr 0.2" in stdout
+    assert "o 17 train  x 18 train" in stdout
+    assert max(map(len, stdout.splitlines())) <= 80
 
 
 @pytest.mark.usefixtures("two_runs")
 def test_compare_prints_json(invoke: Run) -> None:
-    told = json.loads(invoke("compare", "18", "17", "--json", code=0).stdout)
-    assert [run["record"]["job_id"] for run in told["runs"]] == ["18", "17"]
-    assert told["runs"][0]["curves"]["loss"][-1] == [9, pytest.approx(2.2)]
-    assert told["differences"] == [
+    document = json.loads(invoke("compare", "18", "17", "--json", code=0).stdout)
+    assert [run["record"]["job_id"] for run in document["runs"]] == ["18", "17"]
+    assert document["runs"][0]["curves"]["loss"][-1] == [9, pytest.approx(2.2)]
+    assert document["differences"] == [
         {"section": "configuration", "name": "args", "values": ["--lr 0.2", "--lr 0.1"]}
     ]
 

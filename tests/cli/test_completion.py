@@ -20,8 +20,8 @@ from tests.conftest import skip_or_fail
 
 def completions(run: Run, *words: str) -> list[str]:
     asked = {"COMP_WORDS": " ".join(["dtslurm", *words]), "COMP_CWORD": str(len(words))}
-    told = run(_DTSLURM_COMPLETE="bash_complete", **asked).stdout
-    return [line.partition(",")[2] for line in told.splitlines() if line]
+    stdout = run(_DTSLURM_COMPLETE="bash_complete", **asked).stdout
+    return [line.partition(",")[2] for line in stdout.splitlines() if line]
 
 
 def test_completion_offers_commands_options_clusters_and_runs(run: Run, folder: Path) -> None:
@@ -104,13 +104,13 @@ def test_the_manual_page_has_every_command_and_valid_groff() -> None:
         done = subprocess.run(  # noqa: PLW1510
             [mandoc, "-man", "-T", "lint", "-W", "warning"], input=text, text=True, capture_output=True
         )
-        found = [line for line in (done.stdout + done.stderr).splitlines() if "missing date" not in line]
-        assert found == []
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if "missing date" not in line]
+        assert lines == []
 
 
 def test_version_contains_the_commit_of_a_checkout(run: Run) -> None:
     root = Path(dtslurm.__file__).parents[1]
-    told = run("--version", code=0).stdout
-    assert told.startswith(f"dtslurm {dtslurm.__version__}")
+    stdout = run("--version", code=0).stdout
+    assert stdout.startswith(f"dtslurm {dtslurm.__version__}")
     if (root / ".git").exists() and shutil.which("git"):
-        assert re.fullmatch(r"dtslurm \S+ \(commit [0-9a-f]{10}(, changed since)?\)\n", told)
+        assert re.fullmatch(r"dtslurm \S+ \(commit [0-9a-f]{10}(, changed since)?\)\n", stdout)

@@ -80,8 +80,8 @@ def test_the_default_partition_with_the_requested_nodes_is_kept(invoke: Run, fol
 def test_a_partition_without_the_requested_node_type_is_refused(
     invoke: Run, two_partition_cluster: Path
 ) -> None:
-    told = render_error(invoke, "-p", "cpu", "--node-type", "g")
-    assert "--node-type g: partition cpu has c nodes; g nodes are in partition gpu: give -p gpu" in told
+    error = render_error(invoke, "-p", "cpu", "--node-type", "g")
+    assert "--node-type g: partition cpu has c nodes; g nodes are in partition gpu: give -p gpu" in error
 
 
 def test_a_partition_with_unknown_node_types_accepts_any_node_type(
@@ -101,9 +101,9 @@ def test_a_partition_with_unknown_node_types_does_not_get_the_limits_of_another(
 
 def test_a_partition_gets_the_node_type_that_names_this_partition(invoke: Run, folder: Path) -> None:
     write_profile(folder, TWO.replace("gpu: {node_type: g}", "gpu: {}"))
-    options, told = render_directives(invoke, "-p", "gpu", "--mem", "3500M")
+    options, result = render_directives(invoke, "-p", "gpu", "--mem", "3500M")
     assert (options["gpus-per-node"], options["constraint"]) == ("4", "a100")
-    assert "all 4 GPUs of each g node" in told
+    assert "all 4 GPUs of each g node" in result
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_a_job_without_gpus_explains_why_no_gpus_are_requested(
         folder,
         text.replace("default_node", "  h: {gpus: {model: H100, count: 8}, partition: gpu}\ndefault_node"),
     )
-    said = render_directives(invoke, "-t", "5", *words)[1]
-    assert notice in said
-    assert ("no GPUs" in said) == bool(notice)
+    directive = render_directives(invoke, "-t", "5", *words)[1]
+    assert notice in directive
+    assert ("no GPUs" in directive) == bool(notice)
 
 
 LISTS = """\

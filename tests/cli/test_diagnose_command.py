@@ -29,8 +29,8 @@ def test_diagnose_examines_the_newest_attempt_by_default(invoke: Run, runs: Runs
     assert shown.startswith("job 7 (train, attempt 1): FAILED\n")
     assert "ZeroDivisionError: division by zero" in shown
     assert "--attempt 0 shows the last of them" in shown
-    told = json.loads(invoke("diagnose", "--json", "--attempt", "0", "train", code=0).stdout)
-    assert (told["job"], told["attempt"], told["verdict"]["exit_code"]) == ("7", 0, 3)
+    document = json.loads(invoke("diagnose", "--json", "--attempt", "0", "train", code=0).stdout)
+    assert (document["job"], document["attempt"], document["verdict"]["exit_code"]) == ("7", 0, 3)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,14 @@ def test_diagnose_of_an_array_without_started_tasks_shows_the_first_task(invoke:
 def test_diagnose_live_prints_text_or_json(invoke: Run, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     record = runs.add("train", "7")
     verdict = LiveVerdict(cause="none", summary="It goes on.", confidence=0.9)
-    found = Live(
+    live = Live(
         record=record, status=ended_job("7", JobState.RUNNING), attempt=2, task=None, verdict=verdict,
         looks=(), gpus=None, by={}, missing=("no rank has recorded its process id",),
     )  # fmt: skip
-    monkeypatch.setattr(live_service, "diagnose_live", lambda *_, **__: found)
+    monkeypatch.setattr(live_service, "diagnose_live", lambda *_, **__: live)
     shown = invoke("diagnose", "--live", "train", code=0).stdout
     assert shown.startswith("job 7 (train): RUNNING, live\n")
     assert "the job makes progress (90%)" in shown
-    told = json.loads(invoke("diagnose", "--live", "--json", "train", code=0).stdout)
-    assert (told["live"], told["attempt"], told["verdict"]["cause"]) == (True, 2, "none")
-    assert told["missing"] == ["no rank has recorded its process id"]
+    document = json.loads(invoke("diagnose", "--live", "--json", "train", code=0).stdout)
+    assert (document["live"], document["attempt"], document["verdict"]["cause"]) == (True, 2, "none")
+    assert document["missing"] == ["no rank has recorded its process id"]

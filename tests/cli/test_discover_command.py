@@ -39,10 +39,10 @@ def test_discover_prints_a_profile_to_stdout(invoke: Run, slurm: Programs) -> No
 
 @pytest.mark.usefixtures("slurm")
 def test_discover_json_contains_the_facts(invoke: Run) -> None:
-    told = json.loads(invoke(*DISCOVER, "--json", code=0).stdout)
-    assert (told["name"], told["nodes"], told["node_types"]) == ("lab", 2, {"gpu-a100x8": 2})
-    assert {fact["key"] for fact in told["facts"]} >= {"slurm.version", "slurm.partition"}
-    assert (told["path"], told["written"], told["probes"]) == (None, False, [])
+    document = json.loads(invoke(*DISCOVER, "--json", code=0).stdout)
+    assert (document["name"], document["nodes"], document["node_types"]) == ("lab", 2, {"gpu-a100x8": 2})
+    assert {fact["key"] for fact in document["facts"]} >= {"slurm.version", "slurm.partition"}
+    assert (document["path"], document["written"], document["probes"]) == (None, False, [])
 
 
 def test_discover_finds_no_new_values_in_its_own_profile(
@@ -70,8 +70,8 @@ def test_discover_without_a_terminal_changes_a_profile_only_with_yes(
     assert "not written: there is no terminal for the confirmation; --yes confirms in advance" in done.stderr
     assert "lab.yaml was not changed" in done.stderr
     assert profile_path.read_text() == before
-    told = json.loads(invoke(*DISCOVER, *FILE, "--json", code=0).stdout)
-    assert (told["written"], told["path"]) == (False, str(profile_path))
+    document = json.loads(invoke(*DISCOVER, *FILE, "--json", code=0).stdout)
+    assert (document["written"], document["path"]) == (False, str(profile_path))
     assert "changed 1 and added 0 values" in invoke(*DISCOVER, *FILE, "--yes", code=0).stderr
     assert "2-00:00:00" in profile_path.read_text()
 
@@ -145,8 +145,10 @@ def test_cluster_check_confirms_a_correct_profile(invoke: Run, slurm: Programs) 
     assert done.stdout.splitlines()[0].split() == ["VERDICT", "WHAT", "CLAIM", "FOUND"]
     assert "differs" not in done.stdout
     assert re.search(r"\d+ ok, 0 differs, \d+ unknown", done.stderr)
-    told = json.loads(invoke("cluster", "check", "lab", "--no-probe", "-l", "srun", "--json", code=0).stdout)
-    assert (told["ok"], told["cluster"], told["probes"]) == (True, "lab", [])
+    document = json.loads(
+        invoke("cluster", "check", "lab", "--no-probe", "-l", "srun", "--json", code=0).stdout
+    )
+    assert (document["ok"], document["cluster"], document["probes"]) == (True, "lab", [])
 
 
 def test_cluster_check_submits_dry_runs_for_partitions_and_other_node_types(

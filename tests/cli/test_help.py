@@ -52,9 +52,9 @@ def test_every_example_can_be_parsed(line: str) -> None:
     context = click.Context(cli, info_name="dtslurm")
     command: click.Command = cli
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-        found = command.get_command(context, words.pop(0))
-        assert found is not None
-        command = found
+        result = command.get_command(context, words.pop(0))
+        assert result is not None
+        command = result
     assert command.make_context("dtslurm", words, parent=context).params is not None
 
 

@@ -85,8 +85,8 @@ def test_tracker_settings_become_environment_variables(folder: Path, job_file: P
     assert "export WANDB_TAGS=y,cluster:local" in script
     assert script.count("WANDB_MODE") == 1
     (folder / "train.py").write_text("")
-    told = run("render", "--cluster", "local", "--tracker", "wandbb", "train.py", code=2).stderr
-    assert "did you mean 'wandb'" in told
+    stderr = run("render", "--cluster", "local", "--tracker", "wandbb", "train.py", code=2).stderr
+    assert "did you mean 'wandb'" in stderr
 
 
 def test_words_after_a_script_are_arguments_of_the_script(folder: Path, run: Run) -> None:

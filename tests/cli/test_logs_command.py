@@ -76,9 +76,9 @@ def test_logs_select_lines_by_time(invoke: Run, runs: Runs) -> None:
 
 
 def test_logs_json_has_rank_and_attempt_of_each_line(invoke: Run) -> None:
-    told = json.loads(invoke("logs", "--json", "--rank", "1", "train", code=0).stdout)
-    assert told["job_id"] == "7"
-    assert told["lines"][0] == {"source": "1", "text": "one", "rank": 1, "attempt": 1, "task": None}
+    document = json.loads(invoke("logs", "--json", "--rank", "1", "train", code=0).stdout)
+    assert document["job_id"] == "7"
+    assert document["lines"][0] == {"source": "1", "text": "one", "rank": 1, "attempt": 1, "task": None}
     followed = json.loads(invoke("logs", "--json", "-f", "--rank", "1", "train", code=0).stdout)
     assert [line["text"] for line in followed["lines"]] == ["one", "zwei"]
 
@@ -186,7 +186,7 @@ def test_an_interrupt_of_logs_follow_prints_that_the_job_continues(
 def test_the_message_after_an_interrupt_comes_after_the_progress_line(
     invoke: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    result: list[str] = []
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -196,13 +196,13 @@ def test_the_message_after_an_interrupt_comes_after_the_progress_line(
         try:
             yield
         finally:
-            told.append("the screen is free")
+            result.append("the screen is free")
 
     monkeypatch.setattr(following, "follow", interrupted)
     monkeypatch.setattr(following, "_open_screen", screen)
-    monkeypatch.setattr(output, "note", told.append)
+    monkeypatch.setattr(output, "note", result.append)
     invoke("logs", "-f", "train", code=130)
-    assert told == ["the screen is free", "the job continues; dtslurm logs -f 7 follows it again"]
+    assert result == ["the screen is free", "the job continues; dtslurm logs -f 7 follows it again"]
 
 
 def test_logs_follow_prints_the_folded_last_lines_on_a_terminal(

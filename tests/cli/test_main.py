@@ -28,10 +28,12 @@ def test_the_table_of_commands_matches_the_commands(name: str, run: Run) -> None
 def test_the_help_lists_every_option_once(command: click.Command) -> None:
     context = click.Context(command, info_name="x")
     said = command.get_help(context)
-    options = [one for one in command.params if isinstance(one, click.Option)]
-    found = re.findall(r"^  (?:-\w, )?(--[\w-]+)", said, re.MULTILINE)
-    assert sorted(found) == sorted(["--help", *(one.opts[-1] for one in options if not one.hidden)])
-    known = {one.name for one in [*submit.params, *render.params]}
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    matches = re.findall(r"^  (?:-\w, )?(--[\w-]+)", said, re.MULTILINE)
+    assert sorted(matches) == sorted(
+        ["--help", *(option.opts[-1] for option in options if not option.hidden)]
+    )
+    known = {item.name for item in [*submit.params, *render.params]}
     assert [name for names in SECTIONS.values() for name in names if name not in known] == []
 
 
@@ -39,8 +41,8 @@ def test_status_and_logs_rebuild_a_lost_index(run: Run, tmp_path: Path) -> None:
     job = run("submit", "--cluster", "local", "-t", "5", "--wait", "--parsable", "train.py", code=0)
     [index] = tmp_path.rglob("runs.sqlite")
     index.unlink()
-    [found] = json.loads(run("status", "--json", code=0).stdout)["runs"]
-    assert found["record"]["job_id"] == job.stdout.split()[0]
+    [result] = json.loads(run("status", "--json", code=0).stdout)["runs"]
+    assert result["record"]["job_id"] == job.stdout.split()[0]
     index.unlink()
     assert run("logs", job.stdout.split()[0], code=0).stdout == "[0] hello\n"
 
@@ -66,22 +68,22 @@ def test_a_deleted_current_directory_is_reported(tmp_path: Path) -> None:
         script = f"rmdir {gone}; {sys.executable} -m dtslurm {words}; code=$?; mkdir {gone}; exit $code"
         done = subprocess.run(["bash", "-c", script], cwd=gone, capture_output=True, text=True, check=False)
         assert done.returncode == 2
-        told, hint = done.stderr.splitlines()
-        assert told == "error: the current directory cannot be used: No such file or directory"
+        result, hint = done.stderr.splitlines()
+        assert result == "error: the current directory cannot be used: No such file or directory"
         assert hint.startswith("hint: ")
 
 
 def test_commands_without_a_job_use_the_newest_run(run: Run, folder: Path) -> None:
-    told = run("logs", code=3).stderr
-    assert "this machine has no run yet" in told
+    result = run("logs", code=3).stderr
+    assert "this machine has no run yet" in result
     for word in ("older", "newer"):
         (folder / f"{word}.py").write_text(f"print('the {word} one')\n")
         run("submit", "--cluster", "local", "-l", "single", "--wait", "-t", "2", f"{word}.py", code=0)
-    told = run("logs", code=0).stdout
-    assert "the newer one" in told
-    assert "the older one" not in told
+    result = run("logs", code=0).stdout
+    assert "the newer one" in result
+    assert "the older one" not in result
     assert "newer" in run("diagnose", "--cluster", "local", code=0).stdout
     assert "no run on perlmutter" in run("diagnose", "--cluster", "perlmutter", code=3).stderr
     for words in (["status"], ["top", "--once"], ["diagnose"]):
-        told = run(*words, "--cluster", "mars", code=2).stderr
-        assert told.startswith("error: no cluster profile 'mars'\n"), words
+        result = run(*words, "--cluster", "mars", code=2).stderr
+        assert result.startswith("error: no cluster profile 'mars'\n"), words

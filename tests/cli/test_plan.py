@@ -18,9 +18,9 @@ SMALL = ("plan", "llama-3-8b", "--gpu", "H100-80GB", "-N", "2", "--gbs", "256")
 
 
 def documented_schema() -> dict[str, object]:
-    found = re.search(r"<!-- schema: begin -->\n```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    assert found
-    parsed: dict[str, object] = json.loads(found[1])
+    match = re.search(r"<!-- schema: begin -->\n```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert match
+    parsed: dict[str, object] = json.loads(match[1])
     return parsed
 
 
@@ -254,12 +254,14 @@ lab,4,llama3-8b,8.03,32,4096,32,8,14336,128256,8192,Abacus,8,1,1,1,1,1,8,none,1,
 def test_plan_evaluate_predicts_measured_rows(run: Run, folder: Path) -> None:
     (folder / "rows.csv").write_text(ROWS)
     document = json.loads(run("plan", "--evaluate", "rows.csv", "--json").stdout)
-    one, crashed, unknown, alien = document["rows"]
-    assert one["source"] == "lab"
-    assert one["predicted"]["fits"] is True
-    assert one["predicted"]["low"] < one["predicted"]["tokens_per_s_per_gpu"] < one["predicted"]["high"]
-    assert one["predicted"]["tokens_per_s_per_gpu"] == pytest.approx(10500, rel=0.25)
-    assert one["measured"]["tokens_per_s_per_gpu"] == 9000
+    result, crashed, unknown, alien = document["rows"]
+    assert result["source"] == "lab"
+    assert result["predicted"]["fits"] is True
+    assert (
+        result["predicted"]["low"] < result["predicted"]["tokens_per_s_per_gpu"] < result["predicted"]["high"]
+    )
+    assert result["predicted"]["tokens_per_s_per_gpu"] == pytest.approx(10500, rel=0.25)
+    assert result["measured"]["tokens_per_s_per_gpu"] == 9000
     assert crashed["predicted"]["fits"] is False
     assert "hidden is not given" in unknown["reason"]
     assert "'Abacus' is not known" in alien["reason"]

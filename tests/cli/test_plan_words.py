@@ -22,16 +22,16 @@ SMALL = ("plan", "llama-3-8b", "--gpu", "H100-80GB", "-N", "2", "--gbs", "256")
 
 
 def test_plan_computes_time_energy_and_price_of_all_tokens(invoke: Run) -> None:
-    told = (*SMALL, "--tokens", "1e12")
-    plain = invoke(*told, code=0).stdout
+    result = (*SMALL, "--tokens", "1e12")
+    plain = invoke(*result, code=0).stdout
     [hours] = re.findall(r"^1e\+12 tokens: \S+ \(\S+ to \S+\), ([\d,]+) GPU-hours$", plain, re.MULTILINE)
-    full = invoke(*told, "--price", "2", "--watts", "1000", code=0).stdout
+    full = invoke(*result, "--price", "2", "--watts", "1000", code=0).stdout
     [energy, price] = re.findall(r"GPU-hours, ([\d,.]+) MWh, price ([\d,]+)$", full, re.MULTILINE)[0]
     known = int(hours.replace(",", ""))
     assert int(price.replace(",", "")) == pytest.approx(2 * known, abs=2)
-    in_euros = invoke(*told, "--price", "2EUR", code=0).stdout
+    in_euros = invoke(*result, "--price", "2EUR", code=0).stdout
     assert re.search(rf"price {price} EUR$", in_euros, re.MULTILINE)
-    assert json.loads(invoke(*told, "--price", "$ 2", "--json", code=0).stdout)["totals"]["currency"] == "$"
+    assert json.loads(invoke(*result, "--price", "$ 2", "--json", code=0).stdout)["totals"]["currency"] == "$"
     assert float(energy.replace(",", "")) == pytest.approx(known / 1000, abs=0.1)
 
 
@@ -144,8 +144,8 @@ def test_plan_evaluate_prints_measured_and_predicted_values_side_by_side(invoke:
     }
     assert (sums["lab"][1:3], sums["all"][1]) == (["3", "1"], "4")
     assert sums["other"][-2] == "1/1"
-    told = json.loads(invoke("plan", "--evaluate", "rows.csv", "--json", code=0).stdout)["rows"]
-    assert [row.get("reason") is None for row in told] == [True, True, False, True]
+    result = json.loads(invoke("plan", "--evaluate", "rows.csv", "--json", code=0).stdout)["rows"]
+    assert [row.get("reason") is None for row in result] == [True, True, False, True]
 
 
 def test_calibration_accepts_a_run_with_only_step_times_or_only_memory(invoke: Run, folder: Path) -> None:
@@ -214,8 +214,8 @@ def test_plan_refuses_gpus_and_nodes_that_the_cluster_does_not_have(
 def test_the_gpu_memory_of_the_profile_is_used(invoke: Run, folder: Path) -> None:
     write_cluster(folder, "a: {gpus: {model: A100, count: 8, memory: 20G}}")
     words = ("plan", "gpt2", "--cluster", "site", "--node-type", "a", "--json")
-    told = json.loads(invoke(*words, code=0).stdout)["machine"]
-    assert told["memory_gib"] == pytest.approx(19.7)
+    machine = json.loads(invoke(*words, code=0).stdout)["machine"]
+    assert machine["memory_gib"] == pytest.approx(19.7)
 
 
 def write_cluster(folder: Path, nodes: str) -> None:

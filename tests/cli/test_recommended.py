@@ -35,7 +35,7 @@ NOT_RUN = {
 
 def string_literals(tree: ast.AST) -> Iterator[str]:
     """Yield the string literals of a module except docstrings; replacement fields become ``{x}``."""
-    held = {id(one) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for one in node.values}
+    held = {id(value) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for value in node.values}
     held |= {
         id(node.body[0].value)
         for node in ast.walk(tree)
@@ -49,7 +49,9 @@ def string_literals(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
         elif isinstance(node, ast.JoinedStr):
-            yield "".join(str(one.value) if isinstance(one, ast.Constant) else "{x}" for one in node.values)
+            yield "".join(
+                str(value.value) if isinstance(value, ast.Constant) else "{x}" for value in node.values
+            )
 
 
 def recommended_commands() -> list[str]:
@@ -60,10 +62,10 @@ def recommended_commands() -> list[str]:
         if path.name != "examples.py"  # test_help.py runs those
         for text in string_literals(ast.parse(path.read_text()))
     ]
-    for one in signatures.load(PACKAGE, {}):
-        texts += [one.summary, one.advice]
-    found = {match[1].strip() for text in texts for match in NAMED.finditer(text)}
-    return sorted(one for one in found if not is_prose(one) and one != "cluster profile")
+    for item in signatures.load(PACKAGE, {}):
+        texts += [item.summary, item.advice]
+    result = {match[1].strip() for text in texts for match in NAMED.finditer(text)}
+    return sorted(item for item in result if not is_prose(item) and item != "cluster profile")
 
 
 def is_prose(sentence: str) -> bool:
@@ -94,8 +96,8 @@ def parse_command(sentence: str) -> tuple[click.Command | None, tuple[str, ...],
 
 
 def option_takes_value(command: click.Command, option: str) -> bool:
-    found = next((one for one in command.params if option.split("=", maxsplit=1)[0] in one.opts), None)
-    return isinstance(found, click.Option) and not (found.is_flag or found.count or "=" in option)
+    param = next((param for param in command.params if option.split("=", maxsplit=1)[0] in param.opts), None)
+    return isinstance(param, click.Option) and not (param.is_flag or param.count or "=" in option)
 
 
 def fill_arguments(name: tuple[str, ...], given: list[str]) -> list[str]:
@@ -116,15 +118,15 @@ def fill_arguments(name: tuple[str, ...], given: list[str]) -> list[str]:
 
 def test_recommended_commands_are_extracted_from_the_messages() -> None:
     assert len(recommended_commands()) > 50
-    assert {"cancel JOB", "release JOB"} <= {one for one in recommended_commands() if len(one) < 12}
+    assert {"cancel JOB", "release JOB"} <= {item for item in recommended_commands() if len(item) < 12}
 
 
 @pytest.mark.parametrize("sentence", recommended_commands())
 def test_a_recommended_command_exists(sentence: str) -> None:
     command, name, given = parse_command(sentence)
     assert command is not None, f"there is no command {' '.join(name)}"
-    known = {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
-    unknown = [word for word in given if word.startswith("-") and word.split("=")[0] not in known]
+    params = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+    unknown = [word for word in given if word.startswith("-") and word.split("=")[0] not in params]
     assert not unknown, f"dtslurm {' '.join(name)} has no option {unknown[0]}"
 
 
@@ -144,5 +146,5 @@ def test_a_recommended_command_runs(words: tuple[str, ...], invoke: Run, runs: R
     runs.add(
         "train", JOB, failed, files={"ranks/0/0.json": rank_record(0, "n1", 1), "logs/0/rank-0.log": "no\n"}
     )
-    said = invoke(*words)
-    assert "Usage:" not in said.stderr, said.stderr  # that this run has ended is no fault of the message
+    result = invoke(*words)
+    assert "Usage:" not in result.stderr, result.stderr  # that this run has ended is no fault of the message

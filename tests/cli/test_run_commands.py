@@ -31,11 +31,11 @@ def test_fetch_copies_only_new_files_and_skips_the_snapshot(invoke: Run, runs: R
     assert (folder / "train-7" / "logs" / "0" / "rank-0.log").read_text() == "hello\n"
     assert not (folder / "train-7" / "code").exists()
     assert invoke("fetch", "train", code=0).stderr.startswith("no new files; all files are already in ")
-    one = invoke("fetch", "-o", "other", "train", "checkpoints", code=0)
-    assert one.stderr == f"1 file, 2.9 KiB, in {folder / 'other'}\n"
-    told = json.loads(invoke("fetch", "--json", "-o", "third", "train", "logs/*", "code", code=0).stdout)
-    assert sorted(Path(name).name for name in told["files"]) == ["rank-0.log", "train.py"]
-    assert "uploaded" not in told
+    result = invoke("fetch", "-o", "other", "train", "checkpoints", code=0)
+    assert result.stderr == f"1 file, 2.9 KiB, in {folder / 'other'}\n"
+    document = json.loads(invoke("fetch", "--json", "-o", "third", "train", "logs/*", "code", code=0).stdout)
+    assert sorted(Path(name).name for name in document["files"]) == ["rank-0.log", "train.py"]
+    assert "uploaded" not in document
 
 
 def test_c24_fetch_never_copies_secrets(invoke: Run, runs: Runs, folder: Path) -> None:
@@ -81,9 +81,9 @@ def test_fetch_copies_files_that_the_job_wrote_in_the_code_folder(
         "skipped: the values of --secret, which stay on the cluster: secrets",
     ]
     assert "skipped: 2 files of the snapshot" in invoke("fetch", "train", code=0).stderr  # nothing is new
-    told = json.loads(invoke("fetch", "--json", "-o", "other", "train", "*.pt", code=0).stdout)
-    assert sorted(Path(name).name for name in told["files"]) == ["a.pt", "ckpt.pt"]
-    [left] = told["left_out"]
+    document = json.loads(invoke("fetch", "--json", "-o", "other", "train", "*.pt", code=0).stdout)
+    assert sorted(Path(name).name for name in document["files"]) == ["a.pt", "ckpt.pt"]
+    [left] = document["left_out"]
     assert (left["kind"], left["files"], left["names"]) == ("not_files", 1, ["code/out/last.pt"])
     everything = json.loads(invoke("fetch", "--json", "-o", "third", "train", "code/*", code=0).stdout)
     assert len(everything["files"]) == 5
@@ -106,8 +106,8 @@ def test_fetch_sync_uploads_offline_wandb_runs(
     done = invoke("fetch", "--sync", "train", code=0)
     assert "uploaded 1 W&B run\n  tensorboard --logdir " in done.stderr
     assert re.fullmatch(r"sync -- .*/train-7/wandb/offline-run-1\n", Path(f"{program}.asked").read_text())
-    told = json.loads(invoke("fetch", "--sync", "--json", "train", code=0).stdout)
-    assert [Path(place).name for place in told["uploaded"]] == ["offline-run-1"]
+    document = json.loads(invoke("fetch", "--sync", "--json", "train", code=0).stdout)
+    assert [Path(place).name for place in document["uploaded"]] == ["offline-run-1"]
     assert "no W&B run to upload" in invoke("fetch", "--sync", "bare", code=0).stderr
     program.write_text("#!/bin/sh\necho 'not logged in' >&2\nexit 1\n")
     failed = invoke("fetch", "--sync", "train", code=4)
@@ -173,10 +173,10 @@ def array_run(runs: Runs) -> JobRecord:
 
 @pytest.mark.usefixtures("array_run")
 def test_status_can_show_a_single_array_task(invoke: Run) -> None:
-    whole, one = invoke("status", "7", code=0).stdout, invoke("status", "7_1", code=0).stdout
-    assert ("FAILED" in whole.upper(), "FAILED" in one.upper()) == (True, False)
-    [told] = json.loads(invoke("status", "--json", "7_2", code=0).stdout)["runs"]
-    assert [item["job_id"] for item in told["statuses"]] == ["7_2"]
+    whole, result = invoke("status", "7", code=0).stdout, invoke("status", "7_1", code=0).stdout
+    assert ("FAILED" in whole.upper(), "FAILED" in result.upper()) == (True, False)
+    [run] = json.loads(invoke("status", "--json", "7_2", code=0).stdout)["runs"]
+    assert [item["job_id"] for item in run["statuses"]] == ["7_2"]
 
 
 @pytest.mark.usefixtures("array_run")
@@ -309,15 +309,15 @@ def test_resubmit_can_repeat_a_single_array_task(invoke: Run, runs: Runs, folder
     add_array_with_request(
         runs, folder, request={"script": "train.py", "env": [], "cluster": "local", "array": "0-1"}
     )
-    made = json.loads(invoke("resubmit", "--json", "7_1", code=0).stdout)["run"]
-    assert made["array"] == "1"
-    said = " ".join(invoke("status", made["job_id"], code=0).stdout.split())
-    assert "the base of relative paths of all tasks" in said  # what one writes, another overwrites
+    run = json.loads(invoke("resubmit", "--json", "7_1", code=0).stdout)["run"]
+    assert run["array"] == "1"
+    text = " ".join(invoke("status", run["job_id"], code=0).stdout.split())
+    assert "the base of relative paths of all tasks" in text  # what one writes, another overwrites
     onward = json.loads(invoke("resubmit", "--from-checkpoint", "--json", "7_0", code=0).stdout)["run"]
     assert onward["array"] == "0"
-    asked = json.loads((Path(onward["run_dir"]) / "job.json").read_text())["request"]["env"]
-    assert asked == [f"DTSLURM_CHECKPOINT_DIR={onward['parent']}/tasks/0/checkpoints"]
-    invoke("cancel", made["job_id"], onward["job_id"], code=0)
+    env = json.loads((Path(onward["run_dir"]) / "job.json").read_text())["request"]["env"]
+    assert env == [f"DTSLURM_CHECKPOINT_DIR={onward['parent']}/tasks/0/checkpoints"]
+    invoke("cancel", run["job_id"], onward["job_id"], code=0)
 
 
 def test_resubmit_refuses_a_run_whose_submission_folder_was_deleted(
@@ -385,8 +385,8 @@ def test_cancel_reports_that_a_job_had_already_ended(invoke: Run) -> None:
     asked = ("submit", "--cluster", "local", "-t", "5", "--parsable", "--wait", "train.py")
     job = invoke(*asked, code=0).stdout.strip()
     assert invoke("cancel", job, code=0).stderr == f"{job} had already ended: COMPLETED\n"
-    told = json.loads(invoke("cancel", "--json", job, code=0).stdout)
-    assert (told["cancelled"], told["ended"]) == ([], {job: "COMPLETED"})
+    document = json.loads(invoke("cancel", "--json", job, code=0).stdout)
+    assert (document["cancelled"], document["ended"]) == ([], {job: "COMPLETED"})
 
 
 def test_a_run_without_a_job_id_cannot_be_changed(invoke: Run, runs: Runs) -> None:
@@ -406,20 +406,20 @@ def test_a_deleted_run_directory_is_distinguished_from_an_unknown_run(
     record = runs.add("lost", "62", cluster="big")
     Path(record.run_dir).rename(tmp_path / "elsewhere")
     for name in ("62", "lost"):
-        said = invoke(verb, name, code=3).stderr
+        stderr = invoke(verb, name, code=3).stderr
         assert (
             f"error: run {name} is known on this machine, but its run directory {record.run_dir} "
             "does not exist\n"
-        ) in said
-        assert "scancel 62 on big ends its job if it still runs" in said
+        ) in stderr
+        assert "scancel 62 on big ends its job if it still runs" in stderr
     here_too = runs.add("own", "63", cluster="local")
     (Path(here_too.run_dir) / "job.json").unlink()
-    said = invoke(verb, "63", code=3).stderr
+    stderr = invoke(verb, "63", code=3).stderr
     assert (
         "63 is known on this machine, but the record in its run directory, "
         f"{here_too.run_dir}/job.json, does not exist"
-    ) in said
-    assert "dtslurm cancel 63 --cluster local ends its job if it still runs" in said
+    ) in stderr
+    assert "dtslurm cancel 63 --cluster local ends its job if it still runs" in stderr
 
 
 def test_a_damaged_record_is_reported(invoke: Run, runs: Runs) -> None:
@@ -435,9 +435,9 @@ def test_a_moved_run_directory_is_reported_before_any_action(
     record = runs.add("train", "7")
     old, new = Path(record.run_dir), tmp_path / "elsewhere"
     old.rename(new)
-    said = invoke(verb, str(new), code=3).stderr
-    assert f"error: {new} was moved: job 7 has its run directory in {old}\n" in said
-    assert f"ln -s {new} {old} makes both paths valid" in said
+    stderr = invoke(verb, str(new), code=3).stderr
+    assert f"error: {new} was moved: job 7 has its run directory in {old}\n" in stderr
+    assert f"ln -s {new} {old} makes both paths valid" in stderr
     assert not (new / "events.jsonl").exists()
     old.symlink_to(new)
     assert "train" in invoke("status", str(new), code=0).stdout
@@ -453,17 +453,17 @@ def test_clean_lists_files_to_delete_and_runs_to_keep(invoke: Run, runs: Runs) -
     record = runs.add("old", "7", files=LOG)
     runs.deliver(record, CODE)
     old = Path(record.run_dir)
-    kept = Path(runs.add("kept", "8", files=LOG).run_dir)
-    (kept / "pins.json").write_text(json.dumps({"pinned": ["a.pt"]}))
+    path = Path(runs.add("kept", "8", files=LOG).run_dir)
+    (path / "pins.json").write_text(json.dumps({"pinned": ["a.pt"]}))
     shown = invoke("clean", code=0)
     assert shown.stdout.splitlines()[0].split() == ["JOB", "NAME", "CLUSTER", "ENDED", "SIZE", "FOLDER"]
     assert f"{old}/code" in shown.stdout
     assert "would be freed; nothing was deleted, because --yes was not given" in shown.stderr
-    whole = invoke("clean", "--runs", code=0)
-    assert re.search(rf"{re.escape(str(old))}$", whole.stdout, re.MULTILINE)
-    assert f"{kept}: kept, because results in it are pinned (dtslurm artifacts unpin)" in whole.stderr
+    result = invoke("clean", "--runs", code=0)
+    assert re.search(rf"{re.escape(str(old))}$", result.stdout, re.MULTILINE)
+    assert f"{path}: kept, because results in it are pinned (dtslurm artifacts unpin)" in result.stderr
     assert "freed" in invoke("clean", "--runs", "--yes", code=0).stderr
-    assert (old.exists(), kept.exists()) == (False, True)
+    assert (old.exists(), path.exists()) == (False, True)
 
 
 def test_clean_reports_a_run_root_whose_profile_is_missing(invoke: Run, runs: Runs) -> None:
@@ -477,6 +477,6 @@ def test_clean_names_the_run_that_needs_a_kept_run(invoke: Run, runs: Runs) -> N
     old = runs.add("old", "7", files=LOG)
     alive = ended_job("8", JobState.UNKNOWN, end_time=None)
     runs.add("onward", "8", alive, parent=old.run_dir)
-    said = invoke("clean", "--runs", "--yes", code=0).stderr
-    assert f"{old.run_dir}: kept, because job 8 continues from it or belongs to it and is kept" in said
+    stderr = invoke("clean", "--runs", "--yes", code=0).stderr
+    assert f"{old.run_dir}: kept, because job 8 continues from it or belongs to it and is kept" in stderr
     assert (Path(old.run_dir) / "checkpoints" / "a.pt").exists()

@@ -116,9 +116,9 @@ def test_a_misspelt_sbatch_option_is_refused_with_a_suggestion(invoke: Run) -> N
 
 
 def test_the_help_mentions_sbatch_options_in_one_line(invoke: Run) -> None:
-    said = " ".join(invoke("submit", "--help", code=0).stdout.split())
-    assert "sbatch's own names work too" in said
-    assert "--mail-user" not in said
+    text = " ".join(invoke("submit", "--help", code=0).stdout.split())
+    assert "sbatch's own names work too" in text
+    assert "--mail-user" not in text
 
 
 def test_the_manual_page_of_sbatch_has_no_unknown_options() -> None:
@@ -126,11 +126,11 @@ def test_the_manual_page_of_sbatch_has_no_unknown_options() -> None:
     if not page.exists():
         pytest.skip("sbatch's manual page is not here")
     text = re.sub(r"\\f[A-Z]", "", gzip.decompress(page.read_bytes()).decode()).replace("\\-", "-")
-    found = re.findall(r"^(?:-\w, )?--([a-z][a-z-]+)(\[=)?(=)?.*$", text, re.MULTILINE)
-    assert len(found) > 80
+    matches = re.findall(r"^(?:-\w, )?--([a-z][a-z-]+)(\[=)?(=)?.*$", text, re.MULTILINE)
+    assert len(matches) > 80
     own = {word[2:] for param in submit.params for word in (*param.opts, *param.secondary_opts)}
     assert own >= EVERY
-    assert {name for name, _, _ in found} - own == {"help", "version"}
-    for name, optional, needed in found:
+    assert {name for name, _, _ in matches} - own == {"help", "version"}
+    for name, optional, needed in matches:
         if name in EVERY and (optional or needed):
             assert name in (WITH_OPTIONAL_VALUE if optional else WITH_VALUE)

@@ -177,9 +177,9 @@ def test_the_screen_type_depends_on_terminal_and_fold(
     on_stderr: bool, tty: bool, fold: bool | None, kind: type, folds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "is_terminal", lambda: tty)
-    found = follow.make_screen(fold=fold, on_stderr=on_stderr)
-    assert type(found) is kind
-    assert found.folds is folds
+    result = follow.make_screen(fold=fold, on_stderr=on_stderr)
+    assert type(result) is kind
+    assert result.folds is folds
 
 
 @pytest.mark.parametrize(

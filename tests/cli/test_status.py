@@ -56,9 +56,9 @@ def pending_status(reason: str, start: float | None = None) -> JobStatus:
 
 
 def test_a_pending_job_shows_its_reason_and_an_estimated_start() -> None:
-    (told,) = about_column(run_view(pending_status("Priority", NOW + 3600)))
-    assert told.startswith("Priority: jobs with a higher priority wait, too; may start ")
-    assert told.endswith("(Slurm's estimate)")
+    (result,) = about_column(run_view(pending_status("Priority", NOW + 3600)))
+    assert result.startswith("Priority: jobs with a higher priority wait, too; may start ")
+    assert result.endswith("(Slurm's estimate)")
     assert "may start" not in about_column(run_view(pending_status("Priority", NOW - 3600)))[0]
     assert "will never start" in about_column(run_view(pending_status("PartitionTimeLimit")))[0]
     assert about_column(run_view(pending_status("None"))) == [""]
@@ -91,8 +91,8 @@ def test_the_row_of_a_job_mentions_a_rank_that_waits_for_a_child_process() -> No
 def test_stalled_array_tasks_are_grouped_in_one_row() -> None:
     activities = {"17_1": stalled_activity(90.0), "17_3": stalled_activity(400.0)}
     seen = run_view(*(job_status(f"17_{task}") for task in (1, 2, 3)), array="1-3")
-    found = make_rows(replace(seen, activities=activities), NOW)
-    assert [row[:4:3] for row in found] == [["17 (2 tasks)", "STALLED 6m40s"], ["17_2", "RUNNING"]]
+    rows = make_rows(replace(seen, activities=activities), NOW)
+    assert [row[:4:3] for row in rows] == [["17 (2 tasks)", "STALLED 6m40s"], ["17_2", "RUNNING"]]
 
 
 def test_stalled_runs_can_be_selected_by_state() -> None:
@@ -267,8 +267,8 @@ def test_a_final_state_is_printed_once(tmp_path: Path) -> None:
 
 
 def test_attempts_are_derived_from_the_events() -> None:
-    found = attempts_of(EVENTS)
-    assert [(one.number, one.nodes, one.exit_code, one.how) for one in found] == [
+    attempts = attempts_of(EVENTS)
+    assert [(item.number, item.nodes, item.exit_code, item.how) for item in attempts] == [
         (0, "n[1-2]", 85, "exit code 85: checkpointed, wants to go on"),
         (1, "n[3-4]", None, ""),
         (2, "n3", 1, "rank 3: NaN"),
@@ -287,9 +287,9 @@ def test_f49_nodes_that_stay_in_completing_are_reported_for_the_cluster_support(
     for state, source in ((JobState.UNKNOWN, "squeue"), (JobState.FAILED, "record")):
         ending = replace(job_status(), state=state, flags=frozenset({StateFlag.COMPLETING}), source=source)
         assert "not free" not in about_column(run_view(replace(ending, end_time=int(NOW) - 60)))[0]
-        (told,) = about_column(run_view(replace(ending, end_time=int(NOW) - 720)))
-        assert told.startswith("ended 12m00s ago, and the nodes of the job are not free yet")
-        assert "support" in told
+        (result,) = about_column(run_view(replace(ending, end_time=int(NOW) - 720)))
+        assert result.startswith("ended 12m00s ago, and the nodes of the job are not free yet")
+        assert "support" in result
 
 
 def test_f42_the_run_record_shows_the_end_of_a_job_on_a_dead_node(tmp_path: Path) -> None:
@@ -300,9 +300,9 @@ def test_f42_the_run_record_shows_the_end_of_a_job_on_a_dead_node(tmp_path: Path
         (tmp_path / "events.jsonl").write_text(json.dumps(word) + "\n")
         seen = apply_events(running, run)
         assert (make_rows(run_view(seen), NOW)[0][3], seen.terminal, seen.exit_code) == (state, False, code)
-        (told,) = about_column(run_view(seen))
-        assert told.startswith("ended 10m00s ago: ")
-        assert "cancel the job to free the nodes" in told
+        (result,) = about_column(run_view(seen))
+        assert result.startswith("ended 10m00s ago: ")
+        assert "cancel the job to free the nodes" in result
     soon = apply_events(
         replace(running, observed_at=NOW - 550), run
     )  # the controller was away, and asks its nodes
@@ -358,7 +358,7 @@ def test_status_selects_runs_by_state_and_time_and_sorts_them(invoke: Run, runs:
 
     def names(*words: str) -> list[str]:
         shown = json.loads(invoke("status", "--json", *words, code=0).stdout)["runs"]
-        return [one["record"]["name"] for one in shown]
+        return [item["record"]["name"] for item in shown]
 
     assert names() == ["good", "bad", "lost", "old"]
     assert names("--state", "failed") == ["bad", "old"]
@@ -447,10 +447,10 @@ def test_an_active_job_with_an_unreadable_record_is_shown_and_can_be_cancelled(
     assert f"job {job}: the record of the run cannot be read: {reason}" in shown.stderr
     assert f"dtslurm cancel {job} --cluster local ends the job" in shown.stderr
     for words in ((), (job,)):
-        [one] = json.loads(invoke("status", "--json", *words, code=0).stdout)["runs"]
-        assert (one["record"]["job_id"], one["record"]["token"]) == (job, active_job["token"])
-        assert one["record_problem"].startswith(reason)
-        assert [status["state"] for status in one["statuses"]] == ["RUNNING"]
+        [result] = json.loads(invoke("status", "--json", *words, code=0).stdout)["runs"]
+        assert (result["record"]["job_id"], result["record"]["token"]) == (job, active_job["token"])
+        assert result["record_problem"].startswith(reason)
+        assert [status["state"] for status in result["statuses"]] == ["RUNNING"]
     full_text = invoke("status", job, code=0).stdout
     assert full_text.startswith(f"job {job}  train  on local: RUNNING\n")
     assert f"warning    the record of the run cannot be read: {reason}" in full_text
@@ -477,8 +477,8 @@ def test_a_job_known_only_to_the_queue_is_shown_and_can_be_cancelled(
     shown = invoke("status", "--cluster", "slurm", code=0)
     assert sorted(line.split()[0] for line in shown.stdout.splitlines()[1:]) == ["4711", "4713"]
     assert "job 4711: the record of the run cannot be read: this machine has no record" in shown.stderr
-    [one] = json.loads(invoke("status", "--json", "4711", "--cluster", "slurm", code=0).stdout)["runs"]
-    assert (one["record"]["name"], one["statuses"][0]["state"]) == ("train", "PENDING")
+    [run] = json.loads(invoke("status", "--json", "4711", "--cluster", "slurm", code=0).stdout)["runs"]
+    assert (run["record"]["name"], run["statuses"][0]["state"]) == ("train", "PENDING")
     one_run = invoke("status", "--cluster", "slurm", "-n", "1").stdout.splitlines()[1:]
     assert sorted(line.split()[0] for line in one_run) == ["4711", "4713"]
     (queue / "4714").write_text(runs.add("newer", "4714", cluster="slurm", final=()).comment)

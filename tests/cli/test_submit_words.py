@@ -37,21 +37,21 @@ def write_job_file(folder: Path, text: str) -> None:
 def test_refused_options_name_existing_commands(invoke: Run, folder: Path) -> None:
     (folder / "train.py").write_text("")
     for option in ("wait", "test-only", "parsable"):
-        said = invoke(*SUBMIT, f"--sbatch=--{option}", "train.py", code=2).stderr
-        for command in re.findall(r"dtslurm (\w+)(?= --| shows| waits)", said):
+        stderr = invoke(*SUBMIT, f"--sbatch=--{option}", "train.py", code=2).stderr
+        for command in re.findall(r"dtslurm (\w+)(?= --| shows| waits)", stderr):
             invoke(command, "--help")
     assert "dtslurm submit --wait" in invoke(*SUBMIT, "--sbatch=--wait", "train.py", code=2).stderr
 
 
 def test_a_job_without_time_on_cluster_local_has_no_limit(invoke: Run, folder: Path) -> None:
     (folder / "train.py").write_text("")
-    said = invoke("submit", "--cluster", "local", "--dry-run", "train.py").stderr
-    assert "no --time given: the job has no time limit" in said
+    stderr = invoke("submit", "--cluster", "local", "--dry-run", "train.py").stderr
+    assert "no --time given: the job has no time limit" in stderr
 
 
 def test_the_help_describes_the_default_number_of_gpus(invoke: Run) -> None:
-    said = " ".join(invoke("submit", "--help").stdout.split())
-    assert "[default: all if --node-type or the profile names the node type, else none]" in said
+    text = " ".join(invoke("submit", "--help").stdout.split())
+    assert "[default: all if --node-type or the profile names the node type, else none]" in text
 
 
 def test_submit_follow_prints_the_output_and_exits_with_the_code_of_the_job(
@@ -69,16 +69,16 @@ def test_submit_follow_prints_the_output_and_exits_with_the_code_of_the_job(
 
 def test_submit_follow_with_json_prints_only_json_to_stdout(invoke: Run) -> None:
     done = invoke(*SUBMIT, "-f", "--json", "train.py", code=0)
-    told = json.loads(done.stdout)
-    assert [status["state"] for status in told["statuses"]] == ["COMPLETED"]
+    document = json.loads(done.stdout)
+    assert [status["state"] for status in document["statuses"]] == ["COMPLETED"]
     assert "[0] hello\n" in done.stderr
 
 
 def test_submit_wait_with_json_describes_each_stage(invoke: Run, folder: Path) -> None:
     write_job_file(folder, STAGES)
-    told = json.loads(invoke("submit", "--wait", "--json", "job.yaml", code=0).stdout)
-    assert [run["run"]["stage"] for run in told["runs"]] == ["a", "b"]
-    assert told["run"]["stage"] == "a"
+    document = json.loads(invoke("submit", "--wait", "--json", "job.yaml", code=0).stdout)
+    assert [run["run"]["stage"] for run in document["runs"]] == ["a", "b"]
+    assert document["run"]["stage"] == "a"
 
 
 def test_submit_lists_all_queued_stages(invoke: Run, folder: Path) -> None:
@@ -87,18 +87,18 @@ def test_submit_lists_all_queued_stages(invoke: Run, folder: Path) -> None:
     jobs = re.findall(r"^submitted job (\d+) \([ab], stage [ab]\) to local$", done.stderr, re.MULTILINE)
     assert len(jobs) == 2
     assert f"  all of them    dtslurm status {jobs[0]} {jobs[1]}\n" in done.stderr
-    told = json.loads(invoke("submit", "--json", "job.yaml", code=0).stdout)
-    assert [run["stage"] for run in told["runs"]] == ["a", "b"]
-    invoke("cancel", *jobs, *(run["job_id"] for run in told["runs"]))
+    document = json.loads(invoke("submit", "--json", "job.yaml", code=0).stdout)
+    assert [run["stage"] for run in document["runs"]] == ["a", "b"]
+    invoke("cancel", *jobs, *(run["job_id"] for run in document["runs"]))
 
 
 def test_a_dry_run_as_json_contains_every_stage(invoke: Run, folder: Path) -> None:
     write_job_file(folder, STAGES)
-    told = json.loads(invoke("submit", "--dry-run", "--json", "job.yaml", code=0).stdout)
-    assert [stage["launcher"] for stage in told["stages"]] == ["single", "single"]
-    one = json.loads(invoke(*SUBMIT, "--dry-run", "--json", "train.py", code=0).stdout)
-    assert "stages" not in one
-    assert one["script"].startswith("#!/bin/bash\n")
+    result = json.loads(invoke("submit", "--dry-run", "--json", "job.yaml", code=0).stdout)
+    assert [stage["launcher"] for stage in result["stages"]] == ["single", "single"]
+    document = json.loads(invoke(*SUBMIT, "--dry-run", "--json", "train.py", code=0).stdout)
+    assert "stages" not in document
+    assert document["script"].startswith("#!/bin/bash\n")
 
 
 def test_submitting_a_sweep_names_the_sweep_status_command(invoke: Run, folder: Path) -> None:
@@ -205,10 +205,10 @@ def test_an_interrupt_of_submit_wait_prints_that_the_job_continues(
     invoke: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(logs, "wait", raise_interrupt)
-    said = invoke(*SUBMIT, "--wait", *options, "train.py", code=130).stderr
-    found = re.search(r"^the job continues; dtslurm logs -f (\d+) follows it again$", said, re.MULTILINE)
-    assert found, said
-    invoke("cancel", found[1])
+    stderr = invoke(*SUBMIT, "--wait", *options, "train.py", code=130).stderr
+    match = re.search(r"^the job continues; dtslurm logs -f (\d+) follows it again$", stderr, re.MULTILINE)
+    assert match, stderr
+    invoke("cancel", match[1])
 
 
 def test_an_interrupt_of_submit_wait_lists_all_stages(
@@ -216,10 +216,10 @@ def test_an_interrupt_of_submit_wait_lists_all_stages(
 ) -> None:
     monkeypatch.setattr(logs, "wait", raise_interrupt)
     write_job_file(folder, STAGES)
-    said = invoke("submit", "--wait", "--json", "job.yaml", code=130).stderr
-    found = re.search(r"^the jobs continue; dtslurm status (\d+) (\d+) shows them$", said, re.MULTILINE)
-    assert found, said
-    invoke("cancel", *found.groups())
+    stderr = invoke("submit", "--wait", "--json", "job.yaml", code=130).stderr
+    match = re.search(r"^the jobs continue; dtslurm status (\d+) (\d+) shows them$", stderr, re.MULTILINE)
+    assert match, stderr
+    invoke("cancel", *match.groups())
 
 
 def raise_interrupt(*_: object, **__: object) -> None:

@@ -97,10 +97,10 @@ def test_sweep_status_lists_failed_trials_and_the_best_trial(invoke: Run) -> Non
 
 @pytest.mark.usefixtures("finished_sweep")
 def test_sweep_status_prints_json(invoke: Run) -> None:
-    found = json.loads(invoke("sweep", "status", "--json", "40", code=0).stdout)
-    assert found["counts"] == {"done": 2, "stopped": 1, "failed": 1, "never ran": 1}
-    assert (found["jobs"], found["metric"], found["mode"]) == (["40"], "loss", "min")
-    assert [trial["exit_code"] for trial in found["trials"]] == [0, 0, 0, 7, None]
+    document = json.loads(invoke("sweep", "status", "--json", "40", code=0).stdout)
+    assert document["counts"] == {"done": 2, "stopped": 1, "failed": 1, "never ran": 1}
+    assert (document["jobs"], document["metric"], document["mode"]) == (["40"], "loss", "min")
+    assert [trial["exit_code"] for trial in document["trials"]] == [0, 0, 0, 7, None]
 
 
 @pytest.mark.usefixtures("finished_sweep")
@@ -108,8 +108,8 @@ def test_sweep_results_are_sorted_by_the_metric(invoke: Run) -> None:
     _, *rows = invoke("sweep", "results", "tune", code=0).stdout.splitlines()
     assert [table_cells(row)[0] for row in rows] == ["1", "0", "2", "3", "4"]
     assert table_cells(rows[0]) == ["1", "1", "done", "1.25", "1.5", "2", "40_1"]
-    found = json.loads(invoke("sweep", "results", "--json", "-n", "2", "tune", code=0).stdout)
-    assert [trial["name"] for trial in found["trials"]] == ["lr=1", "lr=0"]
+    document = json.loads(invoke("sweep", "results", "--json", "-n", "2", "tune", code=0).stdout)
+    assert [trial["name"] for trial in document["trials"]] == ["lr=1", "lr=0"]
 
 
 def test_mode_max_selects_the_largest_metric(invoke: Run, runs: Runs) -> None:
@@ -163,8 +163,8 @@ def test_trials_that_share_a_task_have_separate_states(invoke: Run, runs: Runs) 
         per_task=2,
     )  # fmt: skip
     runs.change(record, final=(ended_job("40_0", FAILED),))
-    found = json.loads(invoke("sweep", "results", "--json", "tune", code=0).stdout)["trials"]
-    assert [(one["name"], one["state"], one["job"]) for one in found] == [
+    trials = json.loads(invoke("sweep", "results", "--json", "tune", code=0).stdout)["trials"]
+    assert [(item["name"], item["state"], item["job"]) for item in trials] == [
         ("lr=0", "done", "40_0"), ("lr=1", "failed", "40_0"),
     ]  # fmt: skip
 
@@ -234,8 +234,8 @@ def test_the_state_of_a_requeued_trial_follows_slurm(
     task = "40_[3]" if folded else "40_3"
     rest = (ended_job("40_0"), ended_job("40_1"), ended_job("40_2"), ended_job("40_4", CANCELLED))
     runs.change(finished_sweep, final=(*rest, ended_job(task, state, **times)))
-    found = json.loads(invoke("sweep", "results", "--json", "tune", code=0).stdout)["trials"]
-    assert [one["state"] for one in found if one["number"] == 3] == [state_name]
+    trials = json.loads(invoke("sweep", "results", "--json", "tune", code=0).stdout)["trials"]
+    assert [item["state"] for item in trials if item["number"] == 3] == [state_name]
 
 
 def test_a_stopped_trial_that_was_requeued_is_waiting(
@@ -291,4 +291,4 @@ def test_a_failed_trial_is_never_the_best(runs: Runs, invoke: Run) -> None:
         },
     )  # fmt: skip
     trials = json.loads(invoke("sweep", "results", "--json", "tune", code=0).stdout)["trials"]
-    assert [(one["number"], one["best"]) for one in trials] == [(2, 2.0), (0, 3.0), (1, 0.5)]
+    assert [(trial["number"], trial["best"]) for trial in trials] == [(2, 2.0), (0, 3.0), (1, 0.5)]

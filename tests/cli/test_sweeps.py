@@ -72,9 +72,9 @@ def test_a_sweep_of_a_million_points_is_refused_without_yes(folder: Path, run: R
     write_job_file(
         folder, f"cluster: local\nscript: train.py\ntime: 5\nargs: [{args}]\nsweep: {{grid: {{{axes}}}}}\n"
     )
-    told = run("submit", "job.yaml", code=2).stderr
-    assert "the sweep has 1,000,000 points, and no job was queued" in told
-    assert "--yes" in told
+    stderr = run("submit", "job.yaml", code=2).stderr
+    assert "the sweep has 1,000,000 points, and no job was queued" in stderr
+    assert "--yes" in stderr
     assert_no_run(run)
 
 

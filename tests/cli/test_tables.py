@@ -43,8 +43,8 @@ def full_lines(view: RunView, history: History = NOTHING, **values: Any) -> list
 
 
 def field_text(lines: list[str], label: str) -> str:
-    [found] = [line[13:] for line in lines if line[:13].strip() == label]
-    return found
+    [result] = [line[13:] for line in lines if line[:13].strip() == label]
+    return result
 
 
 def test_a_row_shows_stage_attempt_and_time_left() -> None:
@@ -184,8 +184,8 @@ def test_status_exits_with_3_if_a_profile_was_deleted(invoke: Run, runs: Runs) -
     done = invoke("status", code=3)
     assert "RUNNING" in done.stdout
     assert re.search(r"^gone: .*no cluster profile", done.stderr, re.MULTILINE)
-    [told] = json.loads(invoke("status", "--json", code=3).stdout)["runs"]
-    assert "no cluster profile" in told["trouble"]
+    [run] = json.loads(invoke("status", "--json", code=3).stdout)["runs"]
+    assert "no cluster profile" in run["trouble"]
 
 
 def test_the_full_status_of_several_runs_is_separated_by_empty_lines(invoke: Run, runs: Runs) -> None:

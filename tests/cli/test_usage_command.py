@@ -99,9 +99,13 @@ def test_usage_with_one_group_prints_no_sum(invoke: Run, slurm: Programs) -> Non
 def test_usage_prints_csv_and_json(invoke: Run, slurm: Programs) -> None:
     slurm.say("sacct", sacct_output("vision", "speech"))
     rows = list(csv.DictReader(io.StringIO(invoke(*USAGE, "--csv", code=0).stdout)))
-    assert [(one["account"], one["gpu_hours_held"]) for one in rows] == [("speech", "8.0"), ("vision", "8.0")]
-    told = json.loads(invoke(*USAGE, "--json", code=0).stdout)
-    assert (told["by"], told["total"]["jobs"], told["total"]["gpu_hours_held"]) == ("account", 2, 16.0)
+    assert [(row["account"], row["gpu_hours_held"]) for row in rows] == [("speech", "8.0"), ("vision", "8.0")]
+    document = json.loads(invoke(*USAGE, "--json", code=0).stdout)
+    assert (document["by"], document["total"]["jobs"], document["total"]["gpu_hours_held"]) == (
+        "account",
+        2,
+        16.0,
+    )
 
 
 def test_usage_reports_that_accounting_has_no_jobs(invoke: Run, slurm: Programs) -> None:

@@ -34,11 +34,11 @@ def diagnosis_text(
     width: int = 80,
     activity: Activity | None = None,
 ) -> str:
-    found = Diagnosis(
+    diagnosis = Diagnosis(
         record=RECORD, status=status, verdict=verdict, attempt=attempts[-1], attempts=attempts, task=None,
         logs="/r/logs/0", activity=activity,
     )  # fmt: skip
-    return "\n".join(diagnose.format_diagnosis(found, width))
+    return "\n".join(diagnose.format_diagnosis(diagnosis, width))
 
 
 def field_text(text: str, label: str) -> str:
@@ -155,10 +155,10 @@ def test_earlier_attempts_are_mentioned() -> None:
 
 def test_the_dashboard_shows_the_same_diagnosis_text() -> None:
     verdict = Verdict(cause="hang", summary="All wait.")
-    found = Diagnosis(
+    diagnosis = Diagnosis(
         record=RECORD, status=FAILED, verdict=verdict, attempt=0, attempts=(0,), task=None, logs="/r/logs/0"
     )
-    assert _format_verdict(found) == diagnose.format_diagnosis(found, 78)
+    assert _format_verdict(diagnosis) == diagnose.format_diagnosis(diagnosis, 78)
 
 
 def test_a_stalled_job_is_not_described_as_healthy() -> None:
@@ -178,11 +178,11 @@ STACK = (StackFrame("all_reduce", "/v/lib/python3.11/site-packages/torch/distrib
 
 
 def test_the_dashboard_shows_the_same_live_diagnosis_text() -> None:
-    found = Live(
+    result = Live(
         record=RECORD, status=RUNNING, attempt=0, task=None, looks=(), gpus=None, by={}, missing=(),
         verdict=LiveVerdict(cause="none", summary="It goes on.", confidence=0.9),
     )  # fmt: skip
-    assert _format_verdict(found) == live.format_live_diagnosis(found, 78)
+    assert _format_verdict(result) == live.format_live_diagnosis(result, 78)
 
 
 def live_text(*looks: RankLook, verdict: LiveVerdict | None = None, **values: Any) -> str:
@@ -244,12 +244,14 @@ def test_ranks_without_output_are_counted() -> None:
 def test_many_stack_groups_are_shortened() -> None:
     ranks = ",".join(map(str, range(0, 60, 2)))
     first = StackGroup(kind="waits", what="in all_reduce", ranks=ranks, count=30, example=0)
-    others = tuple(
+    stack_groups = tuple(
         StackGroup(kind="computes", what=f"at {number}", ranks=str(number), count=1, example=number)
         for number in range(61, 75, 2)
     )
     shown = field_text(
-        live_text(verdict=LiveVerdict(cause="none", summary="", confidence=1.0, places=(first, *others))),
+        live_text(
+            verdict=LiveVerdict(cause="none", summary="", confidence=1.0, places=(first, *stack_groups))
+        ),
         "ranks",
     )
     assert shown.startswith(

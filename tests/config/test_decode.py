@@ -39,7 +39,7 @@ def test_ten_mistakes_are_reported_together_with_their_lines(profile_folders: Pr
     profile_folders.project("x", TEN_MISTAKES)
     forms = "gpus-per-node, gpus-per-node-typed, gres, gres-typed, constraint, none"
     times = "write minutes, HH:MM:SS, D-HH:MM:SS or a form like 2h30m"
-    told = {
+    result = {
         2: "sheduler: unknown key; did you mean 'scheduler'?",
         4: f"slurm.gpu_request: should be one of {forms}, not 'gpu-per-node'; did you mean 'gpus-per-node'?",
         5: "slurm.min_poll_s: should be at least 1, not 0",
@@ -53,7 +53,7 @@ def test_ten_mistakes_are_reported_together_with_their_lines(profile_folders: Pr
         17: "fabric.environment.NCCL-NET: is not a variable name; use only letters, digits and _",
     }
     assert profile_folders.problems("x") == [
-        f"cluster_profiles/x.yaml:{line}: {text}" for line, text in told.items()
+        f"cluster_profiles/x.yaml:{line}: {text}" for line, text in result.items()
     ]
 
 
@@ -169,8 +169,8 @@ def test_a_gpu_request_form_is_accepted_if_its_values_are_present(
 
 def test_a_variable_may_be_given_by_its_value_alone(profile_folders: ProfileFolders) -> None:
     profile_folders.project("x", 'environment: {variables: {A: "1", B: {value: no, why: ours}}}\n')
-    found = profile_folders.load("x").profile.environment.variables
-    assert found == {"A": Variable(value="1"), "B": Variable(value="no", why="ours")}
+    variables = profile_folders.load("x").profile.environment.variables
+    assert variables == {"A": Variable(value="1"), "B": Variable(value="no", why="ours")}
 
 
 def test_f80_values_are_not_converted_by_yaml_1_1_rules(profile_folders: ProfileFolders) -> None:
@@ -273,13 +273,13 @@ FLOW = st.recursive(
 @given(st.dictionaries(KEYS, FLOW, max_size=6))
 def test_random_profiles_raise_only_profile_invalid(entries: dict[str, str]) -> None:
     text = "".join(f"{key}: {value}\n" for key, value in entries.items())
-    told: tuple[str, ...] = ()
+    result: tuple[str, ...] = ()
     try:
         root, problems = strict_yaml.parse(text.encode(), "f.yaml")
         decode.decode(ClusterProfile, root, problems=problems, check=rules.profile_problems)
     except ProfileInvalid as error:
-        told = error.problems
-    assert all(problem.startswith("f.yaml:") and "pydantic" not in problem for problem in told)
+        result = error.problems
+    assert all(problem.startswith("f.yaml:") and "pydantic" not in problem for problem in result)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ SHIPPED = sorted(path.stem for path in FOLDER.iterdir())
 
 def load_fabric(place: ProfileFolders, text: str) -> Fabric:
     place.project("x", text)
-    found = place.load("x").profile.fabric
-    assert found is not None
-    return found
+    fabric = place.load("x").profile.fabric
+    assert fabric is not None
+    return fabric
 
 
 def write_fabric(place: ProfileFolders, name: str, text: str) -> Path:
@@ -50,9 +50,9 @@ def test_there_is_a_settings_file_for_each_known_fabric() -> None:
 def test_packaged_fabrics_give_a_reason_for_each_value_and_a_source(
     name: str, profile_folders: ProfileFolders
 ) -> None:
-    found = load_fabric(profile_folders, f"fabric: {{kind: ethernet, environment_from: {name}}}")
-    assert found.environment
-    assert all(variable.value and variable.why for variable in found.environment.values())
+    fabric = load_fabric(profile_folders, f"fabric: {{kind: ethernet, environment_from: {name}}}")
+    assert fabric.environment
+    assert all(variable.value and variable.why for variable in fabric.environment.values())
     root, problems = strict_yaml.parse((FOLDER / f"{name}.yaml").read_bytes(), name)
     assert not problems
     source = root.entries["source"].value
@@ -68,7 +68,7 @@ def test_fabric_values_have_an_origin(profile_folders: ProfileFolders) -> None:
 
 
 def test_the_profile_overrides_its_fabric_settings(profile_folders: ProfileFolders) -> None:
-    found = load_fabric(
+    fabric = load_fabric(
         profile_folders,
         """\
         fabric:
@@ -81,14 +81,14 @@ def test_the_profile_overrides_its_fabric_settings(profile_folders: ProfileFolde
             MINE: {value: 1}
         """,
     )
-    assert "NCCL_NET" not in found.environment
-    assert found.environment["NCCL_SOCKET_IFNAME"] == Variable(
+    assert "NCCL_NET" not in fabric.environment
+    assert fabric.environment["NCCL_SOCKET_IFNAME"] == Variable(
         value="hsn0", why="start-up traffic goes over Slingshot too"
     )
-    assert found.environment["NCCL_NET_GDR_LEVEL"].why == "LUMI says so"
-    assert found.environment["FI_MR_CACHE_MONITOR"].value == "userfaultfd"
-    assert next(iter(found.environment)) == "NCCL_SOCKET_IFNAME"  # in the fabric's own order
-    assert list(found.environment)[-1] == "MINE"
+    assert fabric.environment["NCCL_NET_GDR_LEVEL"].why == "LUMI says so"
+    assert fabric.environment["FI_MR_CACHE_MONITOR"].value == "userfaultfd"
+    assert next(iter(fabric.environment)) == "NCCL_SOCKET_IFNAME"  # in the fabric's own order
+    assert list(fabric.environment)[-1] == "MINE"
 
 
 def test_an_empty_environment_keeps_and_null_removes_the_fabric_settings(
@@ -105,9 +105,9 @@ def test_a_fabric_without_environment_from_gets_no_settings(profile_folders: Pro
 
 def test_a_profile_can_extend_a_profile_with_fabric_settings(profile_folders: ProfileFolders) -> None:
     profile_folders.project("x", "extends: mi250x8-slingshot\nfabric: {interfaces: [hsn0]}")
-    found = profile_folders.load("x").profile.fabric
-    assert found is not None
-    assert found.environment["NCCL_CROSS_NIC"].value == "1"
+    fabric = profile_folders.load("x").profile.fabric
+    assert fabric is not None
+    assert fabric.environment["NCCL_CROSS_NIC"].value == "1"
 
 
 def test_setup_lines_and_mounts_of_the_fabric_are_added(profile_folders: ProfileFolders) -> None:
@@ -131,8 +131,8 @@ def test_setup_lines_and_mounts_of_the_fabric_are_added(profile_folders: Profile
 
 def test_a_project_can_define_its_own_fabric_settings(profile_folders: ProfileFolders) -> None:
     write_fabric(profile_folders, "infiniband", "environment: {A: {value: 1, why: ours}}\n")
-    found = load_fabric(profile_folders, "fabric: {kind: infiniband, environment_from: infiniband}")
-    assert found.environment == {"A": Variable(value="1", why="ours")}
+    fabric = load_fabric(profile_folders, "fabric: {kind: infiniband, environment_from: infiniband}")
+    assert fabric.environment == {"A": Variable(value="1", why="ours")}
 
 
 def test_an_unknown_fabric_is_reported_with_its_position(profile_folders: ProfileFolders) -> None:

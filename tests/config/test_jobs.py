@@ -60,19 +60,19 @@ def test_variables_are_substituted_in_all_values(tmp_path: Path) -> None:
 
 def test_a_job_file_can_extend_another_job_file(tmp_path: Path) -> None:
     write_file(tmp_path, "shared/base.yaml", BASE)
-    found = load_job_file(write_file(tmp_path, "job.yaml", OVER))
-    assert found.job.args == ("--lr", "1e-4", "--model", "70b")
-    assert (found.job.nodes, found.job.setup) == (4, ("module load b",))
-    assert found.job.env["MORE"] == "1"
-    assert found.job.env["TAG"] == "70b-lr1e-4"
-    assert found.origins["args"] == "shared/base.yaml:6"
-    assert found.origins["nodes"] == "job.yaml:3"
+    job_file = load_job_file(write_file(tmp_path, "job.yaml", OVER))
+    assert job_file.job.args == ("--lr", "1e-4", "--model", "70b")
+    assert (job_file.job.nodes, job_file.job.setup) == (4, ("module load b",))
+    assert job_file.job.env["MORE"] == "1"
+    assert job_file.job.env["TAG"] == "70b-lr1e-4"
+    assert job_file.origins["args"] == "shared/base.yaml:6"
+    assert job_file.origins["nodes"] == "job.yaml:3"
 
 
 def test_every_problem_of_a_job_file_is_reported_with_its_position(tmp_path: Path) -> None:
     text = 'script: t.py\nnodess: 3\nargs: ["${LR}"]\nvariables: {a: "${b}", b: "${a}", x y: 1}\ntime: soon\n'
-    found = load_problems(write_file(tmp_path, "job.yaml", text))
-    assert [line.split(": ")[:2] for line in found] == [
+    problems = load_problems(write_file(tmp_path, "job.yaml", text))
+    assert [line.split(": ")[:2] for line in problems] == [
         ["job.yaml:2", "nodess"],
         ["job.yaml:3", "args[0]"],
         ["job.yaml:4", "variables.a"],
@@ -80,8 +80,8 @@ def test_every_problem_of_a_job_file_is_reported_with_its_position(tmp_path: Pat
         ["job.yaml:4", "variables.x y"],
         ["job.yaml:5", "time"],
     ]
-    assert "did you mean 'nodes'" in found[0]
-    assert "$${LR} gives the literal text ${LR}, for the shell in setup or teardown" in found[1]
+    assert "did you mean 'nodes'" in problems[0]
+    assert "$${LR} gives the literal text ${LR}, for the shell in setup or teardown" in problems[1]
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_a_job_file_is_distinguished_from_a_configuration_file(
 
 
 def test_every_option_of_submit_can_be_in_a_job_file() -> None:
-    asked = {item.name for item in fields(JobRequest)} - INTERNAL
-    assert {item.name for item in fields(JobFile)} - {"variables", "stages", "sweep"} == asked
+    names = {item.name for item in fields(JobRequest)} - INTERNAL
+    assert {item.name for item in fields(JobFile)} - {"variables", "stages", "sweep"} == names
 
 
 def test_the_job_schema_accepts_the_same_files_as_the_loader(tmp_path: Path) -> None:
@@ -155,13 +155,13 @@ stages:
 
 
 def test_stages_inherit_top_level_values_and_are_ordered_by_dependency(tmp_path: Path) -> None:
-    found = load_job_file(write_file(tmp_path, "job.yaml", STAGES)).stages
-    assert [stage.name for stage in found] == ["prepare", "train", "evaluate"]
-    prepare, train, evaluate = (stage.work for stage in found)
+    stages = load_job_file(write_file(tmp_path, "job.yaml", STAGES)).stages
+    assert [stage.name for stage in stages] == ["prepare", "train", "evaluate"]
+    prepare, train, evaluate = (stage.work for stage in stages)
     assert (str(prepare.time), str(train.time), train.nodes) == ("00:05:00", "01:00:00", 2)
     assert evaluate.args == prepare.args == ("--size", "7b")
-    assert [stage.needs for stage in found] == [(), (("afterany", "prepare"),), (("afterok", "train"),)]
-    assert found[1].origins["nodes"] == "job.yaml:9"
+    assert [stage.needs for stage in stages] == [(), (("afterany", "prepare"),), (("afterok", "train"),)]
+    assert stages[1].origins["nodes"] == "job.yaml:9"
 
 
 def test_sweep_variables_remain_for_the_trials(tmp_path: Path) -> None:

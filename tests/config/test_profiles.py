@@ -172,14 +172,14 @@ def test_profiles_beside_the_project_file_are_found_from_subfolders(profile_fold
     with pytest.raises(ProfileNotFound):
         profiles.load("ours", cwd=below, env=profile_folders.env)
     file = profile_folders._write(profile_folders.cwd / "dtslurm.yaml", "cluster: ours\n")
-    found = profiles.load("ours", cwd=below, env=profile_folders.env)
-    assert found.profile.title == "above"
-    assert {file, below / "dtslurm.yaml"} <= set(found.watched)
+    result = profiles.load("ours", cwd=below, env=profile_folders.env)
+    assert result.profile.title == "above"
+    assert {file, below / "dtslurm.yaml"} <= set(result.watched)
     nearer = profile_folders._write(
         below / "cluster_profiles" / "ours.yaml", "extends: ours\nslurm: {qos: x}\n"
     )
-    found = profiles.load("ours", cwd=below, env=profile_folders.env)
-    assert (found.path, found.profile.title, found.profile.slurm.qos) == (nearer, "above", "x")
+    result = profiles.load("ours", cwd=below, env=profile_folders.env)
+    assert (result.path, result.profile.title, result.profile.slurm.qos) == (nearer, "above", "x")
 
 
 def test_user_profiles_can_extend_packaged_profiles_inside_a_checkout(
@@ -227,8 +227,8 @@ def test_a_wrong_extends_value_is_reported_with_its_position(
 ) -> None:
     for name, text in files.items():
         profile_folders.project(name, text + "\n")
-    told = problem.format(a="cluster_profiles/a.yaml", b="cluster_profiles/b.yaml")
-    assert profile_folders.problems("a") == [f"cluster_profiles/{told}"]
+    result = problem.format(a="cluster_profiles/a.yaml", b="cluster_profiles/b.yaml")
+    assert profile_folders.problems("a") == [f"cluster_profiles/{result}"]
 
 
 def test_c27_a_profile_that_every_user_can_write_is_refused(profile_folders: ProfileFolders) -> None:

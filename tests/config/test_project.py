@@ -44,9 +44,9 @@ def test_without_a_file_the_project_is_empty(profile_folders: ProfileFolders) ->
 
 def test_project_defaults_have_the_form_of_command_line_options(profile_folders: ProfileFolders) -> None:
     path = write_project(profile_folders.cwd)
-    found = project.load(profile_folders.cwd, env=profile_folders.env)
-    assert (found.cluster, found.path) == ("leonardo", path)
-    assert found.defaults == {
+    result = project.load(profile_folders.cwd, env=profile_folders.env)
+    assert (result.cluster, result.path) == ("leonardo", path)
+    assert result.defaults == {
         "nodes": 4,
         "gpus_per_node": 0,
         "time": "02:30:00",
@@ -56,7 +56,7 @@ def test_project_defaults_have_the_form_of_command_line_options(profile_folders:
         "setup": ("module load cuda",),
         "launcher_options": ("max_restarts=3",),
     }
-    assert found.origins["defaults.nodes"] == "dtslurm.yaml:3"
+    assert result.origins["defaults.nodes"] == "dtslurm.yaml:3"
 
 
 def test_every_project_default_is_an_option_of_submit() -> None:
@@ -108,7 +108,7 @@ def test_all_mistakes_in_a_project_file_are_reported_together(profile_folders: P
         profile_folders.cwd,
         "clusters: x\ndefaults:\n  nodes: 0\n  tim: 1h\n  env: {A-B: 1}\n  sbatch: [exclusive]\n",
     )
-    wanted = "should be an option such as --exclusive or --name=value"
+    text = "should be an option such as --exclusive or --name=value"
     with pytest.raises(ProfileInvalid) as caught:
         project.load(profile_folders.cwd, env=profile_folders.env)
     assert caught.value.problems == (
@@ -116,7 +116,7 @@ def test_all_mistakes_in_a_project_file_are_reported_together(profile_folders: P
         "dtslurm.yaml:3: defaults.nodes: should be more than 0, not 0",
         "dtslurm.yaml:4: defaults.tim: unknown key; did you mean 'time'?",
         "dtslurm.yaml:5: defaults.env.A-B: is not a variable name; use only letters, digits and _",
-        f"dtslurm.yaml:6: defaults.sbatch[0]: {wanted}, not 'exclusive'",
+        f"dtslurm.yaml:6: defaults.sbatch[0]: {text}, not 'exclusive'",
     )
 
 

@@ -32,11 +32,13 @@ def test_the_most_specific_source_applies_to_a_key(key: str, title: str) -> None
 
 def test_inherited_values_keep_their_sources_and_custom_values_have_none(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("extends: perlmutter\nslurm:\n  account: m1\n")
-    told = profiles.sources(str(tmp_path / "mine.yaml"), cwd=tmp_path, env={})
-    assert told["slurm.qos"].startswith("NERSC, queues")
-    assert "slurm.account" not in told
+    result = profiles.sources(str(tmp_path / "mine.yaml"), cwd=tmp_path, env={})
+    assert result["slurm.qos"].startswith("NERSC, queues")
+    assert "slurm.account" not in result
 
 
 def test_fabric_settings_have_sources() -> None:
-    told = profiles.sources("alps-clariden", cwd=Path("/"), env={})
-    assert "docs.cscs.ch/software/communication/nccl, 2026-08" in told["fabric.environment.NCCL_PROTO.value"]
+    result = profiles.sources("alps-clariden", cwd=Path("/"), env={})
+    assert (
+        "docs.cscs.ch/software/communication/nccl, 2026-08" in result["fabric.environment.NCCL_PROTO.value"]
+    )

@@ -62,9 +62,9 @@ def render_script(profile: ClusterProfile, launcher_name: str) -> str:
 def test_every_value_of_a_packaged_profile_has_a_dated_source(name: str) -> None:
     loaded = profiles.load(name, cwd=Path("/"), env={})
     assert loaded.profile.sources
-    told = profiles.sources(name, cwd=Path("/"), env={})
-    assert set(told) >= {key for key in loaded.origins if key.partition(".")[0] not in OURS}
-    assert all(re.search(r", 20\d\d(-\d\d)?$", document) for document in told.values())
+    result = profiles.sources(name, cwd=Path("/"), env={})
+    assert set(result) >= {key for key in loaded.origins if key.partition(".")[0] not in OURS}
+    assert all(re.search(r", 20\d\d(-\d\d)?$", document) for document in result.values())
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in HERE])
@@ -86,24 +86,24 @@ def test_every_source_line_is_parsed_and_names_existing_keys(name: str) -> None:
 def test_a_packaged_profile_renders_with_every_launcher(name: str, launcher: str) -> None:
     profile = load_profile(name)
     script = render_script(profile, launcher)
-    asked = [line for line in script.splitlines() if line.startswith("#SBATCH")]
-    gpu_options = [line for line in asked if re.search(r"--(gres|gpus|gpus-per-\w+)=", line)]
+    lines = [line for line in script.splitlines() if line.startswith("#SBATCH")]
+    gpu_options = [line for line in lines if re.search(r"--(gres|gpus|gpus-per-\w+)=", line)]
     if profile.slurm.gpu_request in {"none", "constraint"}:
         assert gpu_options == []
     else:
         assert len(gpu_options) == 1
     assert "mem" not in script or profile.slurm.mem != "forbidden" or not re.search(r"#SBATCH --mem", script)
-    assert "#SBATCH --time=01:00:00" in asked
+    assert "#SBATCH --time=01:00:00" in lines
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "local"])
 def test_scripts_of_packaged_profiles_pass_shellcheck(name: str, tmp_path: Path) -> None:
     path = tmp_path / "script.sbatch"
     path.write_text(render_script(load_profile(name), "torchrun"))
-    found = subprocess.run(
+    result = subprocess.run(
         [SHELLCHECK, "--shell=bash", "--exclude=SC1091", path], capture_output=True, text=True, check=False
     )
-    assert found.returncode == 0, found.stdout
+    assert result.returncode == 0, result.stdout
 
 
 def test_there_are_profiles_of_at_least_forty_clusters() -> None:
@@ -112,10 +112,13 @@ def test_there_are_profiles_of_at_least_forty_clusters() -> None:
 
 def test_generic_profiles_cover_every_gpu_generation() -> None:
     models = {
-        str(one.gpus.model) for name in GENERIC for one in load_profile(name).node_types.values() if one.gpus
+        str(item.gpus.model)
+        for name in GENERIC
+        for item in load_profile(name).node_types.values()
+        if item.gpus
     }
     for model in ("V100", "A100", "H100", "H200", "B200", "GB200", "MI250X", "MI300X", "Gaudi2"):
-        assert any(one.startswith(model) for one in models), model
+        assert any(item.startswith(model) for item in models), model
 
 
 @pytest.mark.parametrize("name", ["polaris", "Gadi", "tsubame4"])

@@ -26,11 +26,11 @@ def user_signatures(tmp_path: Path) -> Path:
 
 
 def load_signatures(tmp_path: Path) -> dict[str, Signature]:
-    found = signatures.load(tmp_path, {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path)})
-    return {one.name: one for one in found}
+    result = signatures.load(tmp_path, {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path)})
+    return {item.name: item for item in result}
 
 
-@pytest.mark.parametrize("signature", PACKAGED, ids=lambda one: one.name)
+@pytest.mark.parametrize("signature", PACKAGED, ids=lambda item: item.name)
 def test_every_example_matches_its_signature_in_the_worker_program(signature: Signature) -> None:
     assert signature.examples
     there = hits.LogSignature(0, {"words": signature.words, "match": signature.match})
@@ -41,12 +41,12 @@ def test_every_example_matches_its_signature_in_the_worker_program(signature: Si
 
 
 def test_every_cause_that_needs_a_log_line_has_a_signature() -> None:
-    assert {one.cause for one in PACKAGED} >= WANTED
+    assert {item.cause for item in PACKAGED} >= WANTED
 
 
 def test_signature_words_do_not_occur_in_ordinary_log_lines() -> None:
     everyday = "2026-11-21 16:30:23,123 INFO trainer.py:214 step 12/100 loss 2.71 grad_norm 0.3 lr 3e-04 nccl"
-    assert not [(one.name, word) for one in PACKAGED for word in one.words if word in everyday]
+    assert not [(item.name, word) for item in PACKAGED for word in item.words if word in everyday]
 
 
 def test_user_signatures_add_replace_and_remove_signatures(user_signatures: Path, tmp_path: Path) -> None:
@@ -57,10 +57,10 @@ def test_user_signatures_add_replace_and_remove_signatures(user_signatures: Path
         "  xid: null\n"
         "  quota: {cause: my-quota, words: [Disk quota], match: [Disk quota exceeded]}\n"
     )
-    found = load_signatures(tmp_path)
-    assert found["licence"].cause == "licence"
-    assert "xid" not in found
-    assert found["quota"].cause == "my-quota"
+    result = load_signatures(tmp_path)
+    assert result["licence"].cause == "licence"
+    assert "xid" not in result
+    assert result["quota"].cause == "my-quota"
 
 
 def test_project_signatures_precede_user_signatures(user_signatures: Path, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_all_mistakes_in_signatures_are_reported_together_with_their_lines(
     )
     with pytest.raises(ProfileInvalid) as caught:
         load_signatures(tmp_path)
-    told = "\n".join(caught.value.problems)
+    text = "\n".join(caught.value.problems)
     for part in (
         ":3: one.cause",
         ":4: one.words",
@@ -91,4 +91,4 @@ def test_all_mistakes_in_signatures_are_reported_together_with_their_lines(
         ":9: one.colour",
         ":10: other",
     ):
-        assert part in told
+        assert part in text

@@ -118,9 +118,9 @@ def test_invalid_yaml_is_reported_in_one_line(text: str | bytes, problem: str) -
 
 @pytest.mark.usefixtures("loader")
 def test_endless_nesting_is_refused() -> None:
-    told = parse_problem("a: " + "[" * 100_000)
+    problem = parse_problem("a: " + "[" * 100_000)
 
-    assert re.fullmatch(r"f\.yaml:1: .*nested more than 16 deep", told)
+    assert re.fullmatch(r"f\.yaml:1: .*nested more than 16 deep", problem)
 
 
 @pytest.mark.usefixtures("loader")
@@ -154,9 +154,9 @@ def test_c23_an_alias_bomb_is_not_expanded() -> None:
 @example('a: "\\uD800"')
 @example("%YAML 9.9\n---\na: 1")
 def test_random_text_raises_only_profile_invalid(text: str) -> None:
-    told = parse_problems(text.encode())
-    assert len(told) <= 1
-    assert not any("\n" in problem for problem in told)
+    problems = parse_problems(text.encode())
+    assert len(problems) <= 1
+    assert not any("\n" in problem for problem in problems)
 
 
 @settings(deadline=None)

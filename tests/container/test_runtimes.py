@@ -112,10 +112,10 @@ def test_pyxis_passes_variables_set_by_the_fabric_setup_script(tmp_path: Path, r
     site = replace(site, fabric=replace(site.fabric, setup=(f"source {tmp_path}/vendor.sh",)))
     text = render_job(site, "srun", nodes=2, container="ubuntu", runtime="pyxis").script
     [setup] = [line for line in text.splitlines() if line.endswith("vendor.sh")]
-    [found] = [line for line in text.splitlines() if line.startswith("vendor_set=")]
+    [result] = [line for line in text.splitlines() if line.startswith("vendor_set=")]
     option = re.findall(r"--container-env=\S+", text)[-1]
     done = subprocess.run(
-        ["bash", "-c", f"{setup}\n{found}\necho {option}"], capture_output=True, text=True, check=True
+        ["bash", "-c", f"{setup}\n{result}\necho {option}"], capture_output=True, text=True, check=True
     )
     names = done.stdout.strip().partition("=")[2].split(",")
     assert {"MASTER_ADDR", "NCCL_NET", "NCCL_CROSS_NIC"} <= set(names)

@@ -136,7 +136,7 @@ def many_jobs(count: int = 2000) -> Board:
 def telemetry_of(ranks: int, per_node: int = 8, *, steps: int = 200, odd: bool = True) -> RunTelemetry:
     """Return telemetry of a job with GPUs; if ``odd``, a silent rank, a failed rank and an idle GPU."""
     dice = random.Random(2)
-    found = {}
+    result = {}
     for rank in range(ranks):
         last_output_at = NOW - dice.random() * 4
         code = None
@@ -144,7 +144,7 @@ def telemetry_of(ranks: int, per_node: int = 8, *, steps: int = 200, odd: bool =
             last_output_at = NOW - 245
         if odd and ranks > 9 and rank == 9:
             code = 1
-        found[rank] = RankTelemetry(
+        result[rank] = RankTelemetry(
             rank=rank,
             bytes=40_000 + rank,
             last_output_at=last_output_at,
@@ -192,7 +192,7 @@ def telemetry_of(ranks: int, per_node: int = 8, *, steps: int = 200, odd: bool =
         attempt=0,
         attempts=(0,),
         world_size=ranks,
-        ranks=found,
+        ranks=result,
         nodes=tuple(newest),
         nodes_before=tuple(before),
         train=train,
@@ -219,8 +219,8 @@ def _sample(node: int, time: float, gpus: tuple[GpuSample, ...], seconds: int) -
 
 
 def page_of(ranks: int = 16, key: str = "000000000001", **values: object) -> Page:
-    made = telemetry_of(ranks, **values)  # type: ignore[arg-type]
-    return page(made, key=key, taken_at=NOW, job=JobOutlook(limit_at=NOW + 10_677, world_size=ranks))
+    telemetry = telemetry_of(ranks, **values)  # type: ignore[arg-type]
+    return page(telemetry, key=key, taken_at=NOW, job=JobOutlook(limit_at=NOW + 10_677, world_size=ranks))
 
 
 LOG = "".join(f"step {step} loss {2.5 / (1 + step * 0.05):.4f}\n" for step in range(1, 60))

@@ -319,7 +319,7 @@ def start_dashboard(
     ascii_only: bool = False,
 ) -> tuple[str, str]:
     """Start the dashboard on what there is, and return its theme and what stands on its screen."""
-    found: list[tuple[str, str]] = []
+    result: list[tuple[str, str]] = []
 
     def run(app: TopApp) -> None:
         async def look() -> None:
@@ -328,7 +328,7 @@ def start_dashboard(
                     await wait_until_stable(pilot)
                     if "asking" not in screen_text(app):
                         break
-                found.append((app.theme, screen_text(app)))
+                result.append((app.theme, screen_text(app)))
 
         asyncio.run(look())
 
@@ -336,7 +336,7 @@ def start_dashboard(
     feed = Feed(Context, lambda _: ("well",))
     start.run(feed, key=key, read_only=False, ascii_only=ascii_only, theme=theme)
     join_feed_threads()
-    return found[0]
+    return result[0]
 
 
 @pytest.mark.parametrize("theme", ["colour-blind", "nord", None])

@@ -86,8 +86,10 @@ def test_the_feed_reads_earlier_attempts_once(desk: Desk) -> None:
         files.lines("train.jsonl", {"step": 1 + attempt, "loss": 1.0})
     feed = desk.feed()
     feed.watch(row_of(record, state="RUNNING"))
-    found = desk.next(EarlierAttempts)
-    assert {number: [point.step for point in told] for number, told in found.attempts.items()} == {0: [1]}
+    result = desk.next(EarlierAttempts)
+    assert {number: [point.step for point in result] for number, result in result.attempts.items()} == {
+        0: [1]
+    }
     for _ in range(3):
         desk.next(Page)
     feed.watch(None)

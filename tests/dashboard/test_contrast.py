@@ -38,7 +38,7 @@ def test_labels_have_enough_contrast_on_every_background(theme: str) -> None:
             grounds = {name: Color.parse(variables[name]) for name in look.GROUNDS}
             texts = {kind: look.style(app, kind) for kind in KINDS}
             texts |= {f"source {number}": look.hue(app, str(number)) for number in range(8)}
-            found = {
+            answer = {
                 f"{kind or 'text'} on {name}": look.measure_contrast(
                     colour(style, variables["foreground"]), ground
                 )
@@ -48,8 +48,8 @@ def test_labels_have_enough_contrast_on_every_background(theme: str) -> None:
             chosen = look.ground(app, "primary")
             assert chosen.bgcolor is not None
             below = Color(*chosen.bgcolor.get_truecolor())
-            found["chosen row"] = look.measure_contrast(Color.parse(look.choose_text_colour(chosen)), below)
-            return found
+            answer["chosen row"] = look.measure_contrast(Color.parse(look.choose_text_colour(chosen)), below)
+            return answer
 
     low = {name: round(value, 2) for name, value in asyncio.run(measure()).items() if value < 4.5}
     assert low == {}
@@ -61,7 +61,7 @@ def test_all_drawn_text_has_enough_contrast(theme: str) -> None:
     async def measure(keys: tuple[str, ...]) -> dict[str, float]:
         app = app_of()
         app.requested_theme = theme
-        found = {}
+        answer = {}
         async with app.run_test(size=(80, 24)) as pilot:
             await wait_until_stable(pilot)
             for key in keys:
@@ -72,12 +72,12 @@ def test_all_drawn_text_has_enough_contrast(theme: str) -> None:
                     shown = style and style.color and style.bgcolor and text.strip(NO_TEXT)
                     if style is None or style.color is None or style.bgcolor is None or not shown:
                         continue
-                    above, below = (Color(*one.get_truecolor()) for one in (style.color, style.bgcolor))
+                    above, below = (Color(*item.get_truecolor()) for item in (style.color, style.bgcolor))
                     value = look.measure_contrast(above.blend(below, 0.5) if style.dim else above, below)
                     if value < 4.5:
-                        found[text.strip()] = round(value, 2)
-        return found
+                        answer[text.strip()] = round(value, 2)
+        return answer
 
     dialogs = {"confirm", "help"}  # what lies behind them is dimmed
     low = {name: asyncio.run(measure(keys)) for name, keys in SCREENS.items() if name not in dialogs}
-    assert {name: found for name, found in low.items() if found} == {}
+    assert {name: result for name, result in low.items() if result} == {}

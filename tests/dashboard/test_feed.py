@@ -12,9 +12,9 @@ def test_an_exception_in_a_feed_thread_is_posted_as_notification() -> None:
     def broken() -> Context:
         raise KeyError("profile")
 
-    feed, told = Feed(broken, lambda _: ()), queue.SimpleQueue[object]()
-    feed.start(told.put)
-    word = told.get(timeout=600)
+    feed, result = Feed(broken, lambda _: ()), queue.SimpleQueue[object]()
+    feed.start(result.put)
+    word = result.get(timeout=600)
     assert isinstance(word, Notification)
     assert word.bad
     assert "KeyError: 'profile'" in word.text

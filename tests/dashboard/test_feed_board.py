@@ -50,11 +50,11 @@ def test_a_board_shows_the_run_then_the_queue_state_then_the_forecast(
     unstarted_feed.start(desk.posts.put)
     first = desk.next(Board)
     assert states_by_job(first) in ({"7": "UNKNOWN"}, {"7": "RUNNING"})
-    told = desk.next(Board, lambda board: board.rows[0].forecast is not None)
-    assert states_by_job(told) == {"7": "RUNNING"}
-    assert told.rows[0].forecast is not None
-    assert (told.rows[0].forecast.step, told.rows[0].forecast.total) == (30, 100)
-    assert [(line.name, line.trouble) for line in told.clusters] == [("local", "")]
+    result = desk.next(Board, lambda board: board.rows[0].forecast is not None)
+    assert states_by_job(result) == {"7": "RUNNING"}
+    assert result.rows[0].forecast is not None
+    assert (result.rows[0].forecast.step, result.rows[0].forecast.total) == (30, 100)
+    assert [(line.name, line.trouble) for line in result.clusters] == [("local", "")]
 
 
 def test_a_refresh_shows_new_runs_and_new_states(desk: Desk, unstarted_feed: Feed) -> None:
@@ -66,8 +66,8 @@ def test_a_refresh_shows_new_runs_and_new_states(desk: Desk, unstarted_feed: Fee
     desk.say("7", JobState.COMPLETED, end_time=int(NOW), exit_code=0)
     desk.say("8", JobState.RUNNING, start_time=int(NOW))
     unstarted_feed.refresh()
-    told = desk.next(Board, lambda board: states_by_job(board) == {"8": "RUNNING", "7": "COMPLETED"})
-    assert [row.job_id for row in told.rows] == ["8", "7"]  # the newest first
+    result = desk.next(Board, lambda board: states_by_job(board) == {"8": "RUNNING", "7": "COMPLETED"})
+    assert [row.job_id for row in result.rows] == ["8", "7"]  # the newest first
     unstarted_feed.refresh()
     assert states_by_job(desk.next(Board)) == {"8": "RUNNING", "7": "COMPLETED"}
 
@@ -79,14 +79,14 @@ def test_a_cluster_without_a_profile_is_reported_and_others_are_shown(
     desk.run(2, cluster="gone", job="8")
     desk.say("7", JobState.RUNNING, start_time=int(NOW))
     unstarted_feed.start(desk.posts.put)
-    told = desk.next(
+    result = desk.next(
         Board,
         lambda board: (
-            "RUNNING" in states_by_job(board).values() and any(one.trouble for one in board.clusters)
+            "RUNNING" in states_by_job(board).values() and any(cluster.trouble for cluster in board.clusters)
         ),
     )
-    assert states_by_job(told) == {"8": "UNKNOWN", "7": "RUNNING"}
-    assert [line.name for line in told.clusters if "gone" in line.trouble] == ["gone"]
+    assert states_by_job(result) == {"8": "UNKNOWN", "7": "RUNNING"}
+    assert [line.name for line in result.clusters if "gone" in line.trouble] == ["gone"]
 
 
 def test_a_job_with_unreadable_telemetry_is_shown_without_a_forecast(
@@ -103,9 +103,9 @@ def test_a_job_with_unreadable_telemetry_is_shown_without_a_forecast(
     desk.say("7", JobState.RUNNING, start_time=int(NOW))
     desk.say("8", JobState.RUNNING, start_time=int(NOW))
     unstarted_feed.start(desk.posts.put)
-    told = desk.next(Board, lambda board: any(row.forecast for row in board.rows))
-    assert {row.job_id: row.forecast is not None for row in told.rows} == {"7": False, "8": True}
-    assert not told.clusters[0].trouble
+    result = desk.next(Board, lambda board: any(row.forecast for row in board.rows))
+    assert {row.job_id: row.forecast is not None for row in result.rows} == {"7": False, "8": True}
+    assert not result.clusters[0].trouble
 
 
 def test_only_the_named_cluster_is_queried(desk: Desk) -> None:
@@ -114,9 +114,9 @@ def test_only_the_named_cluster_is_queried(desk: Desk) -> None:
     desk.say("7", JobState.RUNNING, start_time=int(NOW))
     feed = desk.feed(cluster="local")
     feed.start(desk.posts.put)
-    told = desk.next(Board, lambda board: "RUNNING" in states_by_job(board).values())
+    result = desk.next(Board, lambda board: "RUNNING" in states_by_job(board).values())
     feed.stop()
-    assert (set(states_by_job(told)), [line.name for line in told.clusters]) == ({"7"}, ["local"])
+    assert (set(states_by_job(result)), [line.name for line in result.clusters]) == ({"7"}, ["local"])
     join_feed_threads()
 
 
@@ -125,9 +125,9 @@ def test_an_unreadable_index_is_reported_and_the_board_is_empty(desk: Desk, unst
     path.parent.mkdir(parents=True)
     path.write_text("no database, but long enough that it might be one" * 99)
     unstarted_feed.start(desk.posts.put)
-    told = desk.next(Notification)
-    assert told.bad
-    assert f"the index of runs {path} failed" in told.text
+    result = desk.next(Notification)
+    assert result.bad
+    assert f"the index of runs {path} failed" in result.text
     assert desk.next(Board).rows == ()
 
 
@@ -143,9 +143,9 @@ def test_an_error_that_ends_a_feed_thread_is_reported(desk: Desk, error: Excepti
         raise error
 
     Feed(broken, lambda _: ()).start(desk.posts.put)
-    told = desk.next(Notification)
-    assert told.bad
-    assert words in told.text
+    result = desk.next(Notification)
+    assert result.bad
+    assert words in result.text
 
 
 def test_a_stopped_feed_posts_nothing(desk: Desk) -> None:
@@ -180,9 +180,9 @@ def test_only_the_selected_array_task_is_cancelled(desk: Desk) -> None:
 def test_an_action_on_a_deleted_run_is_reported_as_failed(desk: Desk) -> None:
     record, _ = desk.run(1)
     desk.feed().change_job("cancel", row_of(record, token="another"))
-    told = desk.next(Notification)
-    assert told.bad
-    assert "no run 'another' is known on this machine" in told.text
+    result = desk.next(Notification)
+    assert result.bad
+    assert "no run 'another' is known on this machine" in result.text
     assert desk.asked == []
     join_feed_threads()
 

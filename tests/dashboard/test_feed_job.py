@@ -44,8 +44,8 @@ def test_a_watched_job_gets_pages_until_watching_ends(desk: Desk) -> None:
     assert (first.key, first.trouble, first.taken_at) == (record.token, "", NOW)
     assert [cell.state for cell in first.ranks] == ["running", "waiting"]
     files.rank(1, ended=2000, exit_code=1)
-    told = desk.next(Page, lambda page: page.ranks[1].state == "failed")
-    assert told.ranks[0].state == "running"
+    result = desk.next(Page, lambda page: page.ranks[1].state == "failed")
+    assert result.ranks[0].state == "running"
     feed.watch(None)
     join_feed_threads()  # its thread ends
     while not desk.posts.empty():
@@ -72,9 +72,9 @@ def test_a_read_error_is_shown_below_the_last_page(desk: Desk) -> None:
     assert (good.attempt, good.trouble) == (0, "")
     for kind in ("logs", "ranks"):
         shutil.rmtree(files.folder / kind)
-    told = desk.next(Page, lambda page: bool(page.trouble))
-    assert told.trouble == "job 7 has no attempt 0: the run has not started"
-    assert (told.ranks, told.taken_at) == (good.ranks, good.taken_at)
+    result = desk.next(Page, lambda page: bool(page.trouble))
+    assert result.trouble == "job 7 has no attempt 0: the run has not started"
+    assert (result.ranks, result.taken_at) == (good.ranks, good.taken_at)
     feed.stop()
 
 
@@ -83,8 +83,8 @@ def test_a_job_without_readable_data_gets_a_page_with_the_reason(desk: Desk) -> 
     files.start(1)
     feed = desk.feed()
     feed.watch(row_of(record), attempt=5)
-    told = desk.next(Page)
-    assert (told.key, told.trouble, told.taken_at) == (
+    result = desk.next(Page)
+    assert (result.key, result.trouble, result.taken_at) == (
         record.token,
         "job 7 has no attempt 5, only 0",
         0.0,
@@ -133,9 +133,9 @@ def test_a_log_that_cannot_be_followed_shows_the_reason_and_the_retry_key(desk: 
     record, _ = desk.run(1, cluster="gone")
     desk.feed().follow(row_of(record), LineStore())
     desk.next(LogState)
-    told = desk.next(LogState).text
-    assert "gone" in told
-    assert told.endswith("; press r to try again")
+    text = desk.next(LogState).text
+    assert "gone" in text
+    assert text.endswith("; press r to try again")
 
 
 class Stream:
@@ -182,8 +182,8 @@ def test_alarms_and_notices_are_stored_among_the_log_lines(
         ("node1", "srun: hello"),
         ("3", "RuntimeError: no"),
     ]
-    told = [desk.next(LogState).text for _ in range(4)]
-    assert told == [
+    texts = [desk.next(LogState).text for _ in range(4)]
+    assert texts == [
         "all ranks",
         "connection lost\n(reset); reconnecting in 1 s",
         "all ranks",
@@ -205,8 +205,8 @@ def test_many_ranks_are_followed_as_summaries_unless_ranks_are_selected(
     record = JobRecord(
         token="t", cluster="local", name="n", run_dir="/r", phase="submitted", created_at=0, world_size=300
     )
-    wanted, told = build_log_request(record, row_of(record), ranks)
-    assert (wanted.summary, told, wanted.lines) == (summary, words, most)
+    wanted, result = build_log_request(record, row_of(record), ranks)
+    assert (wanted.summary, result, wanted.lines) == (summary, words, most)
     assert wanted.ranks == (((0, 0), (3, 7)) if ranks == "0,3-7" else None)
     assert wanted.kinds == ({"rank"} if wanted.ranks else {"batch", "node", "rank"})
 
@@ -227,7 +227,7 @@ def test_a_diagnosis_is_formatted_by_the_given_function(desk: Desk) -> None:
     desk.say("7", JobState.FAILED, exit_code=3, start_time=int(NOW) - 60, end_time=int(NOW))
     files.start(1)
     files.rank(0, log=b"ValueError: no\n", ended=int(NOW), exit_code=3)
-    feed = desk.feed(lambda found: [f"{found.status.state.value} at attempt {found.attempt}"])
+    feed = desk.feed(lambda result: [f"{result.status.state.value} at attempt {result.attempt}"])
     feed.verdict(row_of(record))
     assert desk.next(Diagnosed) == Diagnosed(record.token, ("FAILED at attempt 0",))
 
@@ -237,7 +237,7 @@ def test_a_live_diagnosis_is_formatted_by_the_given_function(desk: Desk) -> None
     desk.say("7", JobState.RUNNING, start_time=int(NOW) - 60)
     files.start(1)
     files.rank(0, pid=2**22 + 1)
-    feed = desk.feed(lambda found: [f"{type(found).__name__}: {found.status.state.value}"])
+    feed = desk.feed(lambda result: [f"{type(result).__name__}: {result.status.state.value}"])
     feed.live(row_of(record))
     assert desk.next(Diagnosed) == Diagnosed(record.token, ("Live: RUNNING",), live=True)
 
@@ -246,18 +246,18 @@ def test_a_live_diagnosis_of_a_pending_job_shows_the_state(desk: Desk) -> None:
     record, _ = desk.run(1)
     desk.say("7", JobState.PENDING)
     desk.feed().live(row_of(record))
-    found = desk.next(Diagnosed)
-    assert found.live
-    assert "7 is not running: its state is PENDING" in "\n".join(found.lines)
+    result = desk.next(Diagnosed)
+    assert result.live
+    assert "7 is not running: its state is PENDING" in "\n".join(result.lines)
 
 
 def test_a_failed_diagnosis_shows_the_reason(desk: Desk) -> None:
     record, files = desk.run(1)
     files.start(1)
     desk.feed().verdict(row_of(record), attempt=4)
-    told = desk.next(Diagnosed)
-    assert told.key == record.token
-    assert "job 7 has no attempt 4, only 0" in "\n".join(told.lines)
+    result = desk.next(Diagnosed)
+    assert result.key == record.token
+    assert "job 7 has no attempt 4, only 0" in "\n".join(result.lines)
 
 
 def test_a_diagnosis_uses_the_run_directory_if_the_queue_does_not_answer(
@@ -270,6 +270,6 @@ def test_a_diagnosis_uses_the_run_directory_if_the_queue_does_not_answer(
     record, files = desk.run(1)
     files.start(1)
     files.events({"time": 1000, "event": "started"}, {"time": 2000, "event": "ended", "exit_code": 3})
-    feed = desk.feed(lambda found: [found.status.state.value])
+    feed = desk.feed(lambda result: [result.status.state.value])
     feed.verdict(row_of(record))
     assert desk.next(Diagnosed).lines == ("FAILED",)

@@ -68,7 +68,7 @@ def test_the_page_of_a_stalled_job_names_diagnose_live() -> None:
 
 
 def test_the_page_shows_progress_curves_ranks_nodes_and_events() -> None:
-    told = page_text(16)
+    result = page_text(16)
     for part in (
         "train-1  4701 on hpc · 16 ranks on gpu[01-02]",
         "step 2,000 of 50,000 (4%)",
@@ -81,31 +81,31 @@ def test_the_page_shows_progress_curves_ranks_nodes_and_events() -> None:
         "node gpu01  gpu ",
         "checkpoint",
     ):
-        assert part in told
-    assert "more ranks" not in told
+        assert part in result
+    assert "more ranks" not in result
 
 
 def test_many_ranks_are_shortened_to_the_first_with_a_count() -> None:
-    told = page_text(1000)
-    assert "rank 15: " in told
-    assert "rank 16: " not in told
-    assert "and 984 more ranks" in told
+    result = page_text(1000)
+    assert "rank 15: " in result
+    assert "rank 16: " not in result
+    assert "and 984 more ranks" in result
 
 
 def test_an_unavailable_page_shows_the_reason() -> None:
-    told = page_text(
+    result = page_text(
         1, ranks=(), nodes=(), points=(), events=(), forecast=None, trouble="no link to login.hpc"
     )
-    assert "\nno link to login.hpc\n" in told
-    assert "no ranks yet" in told
-    assert "no events yet" in told
+    assert "\nno link to login.hpc\n" in result
+    assert "no ranks yet" in result
+    assert "no events yet" in result
 
 
 def test_progress_without_a_total_has_no_bar() -> None:
     forecast = replace(page_of(4).forecast, total=None, done_at=None, cut_at=None)  # type: ignore[type-var]
-    told = page_text(4, forecast=forecast)
-    assert "\nstep 2,000 · " in told
-    assert "██" not in told
+    result = page_text(4, forecast=forecast)
+    assert "\nstep 2,000 · " in result
+    assert "██" not in result
 
 
 def test_query_board_asks_every_cluster_and_reads_the_progress_of_running_jobs(desk: Desk) -> None:
@@ -114,14 +114,14 @@ def test_query_board_asks_every_cluster_and_reads_the_progress_of_running_jobs(d
     desk.say("7", JobState.RUNNING, start_time=int(NOW) - 60)
     files.start(1)
     files.lines("train.jsonl", {"step": 5, "time": NOW, "total_steps": 10})
-    found = frame.query_board(desk.context, None)
-    assert [(one.job_id, one.state) for one in found.rows] == [("8", "UNKNOWN"), ("7", "RUNNING")]
-    forecast = found.rows[1].forecast
+    result = frame.query_board(desk.context, None)
+    assert [(item.job_id, item.state) for item in result.rows] == [("8", "UNKNOWN"), ("7", "RUNNING")]
+    forecast = result.rows[1].forecast
     assert forecast is not None
     assert (forecast.step, forecast.total) == (5, 10)
-    troubled = [line.name for line in found.clusters if line.trouble]
+    troubled = [line.name for line in result.clusters if line.trouble]
     assert troubled == ["gone"]
-    assert [one.job_id for one in frame.query_board(desk.context, "local").rows] == ["7"]
+    assert [item.job_id for item in frame.query_board(desk.context, "local").rows] == ["7"]
 
 
 def test_query_board_does_not_wait_for_a_slow_cluster(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,13 +134,13 @@ def test_query_board_does_not_wait_for_a_slow_cluster(desk: Desk, monkeypatch: p
     monkeypatch.setattr(desk, "_query", late)
     monkeypatch.setattr(frame, "_PATIENCE_S", 0.0)
     desk.run(1)
-    found = frame.query_board(desk.context, None)
+    result = frame.query_board(desk.context, None)
     answer.set()
     for thread in threading.enumerate():
         if thread.name.endswith("(ask)"):
             thread.join(60)  # before what it works with is gone
-    assert [(one.job_id, one.state, one.about) for one in found.rows] == [("7", "UNKNOWN", "asking")]
-    assert [line.trouble for line in found.clusters] == ["no answer within 0 s"]
+    assert [(item.job_id, item.state, item.about) for item in result.rows] == [("7", "UNKNOWN", "asking")]
+    assert [line.trouble for line in result.clusters] == ["no answer within 0 s"]
 
 
 def test_page_of_returns_the_page_of_a_job_on_the_board(desk: Desk) -> None:
@@ -148,10 +148,10 @@ def test_page_of_returns_the_page_of_a_job_on_the_board(desk: Desk) -> None:
     desk.say("7", JobState.RUNNING, start_time=int(NOW) - 60)
     files.start(2)
     files.rank(0)
-    found = frame.query_board(desk.context, None)
-    shown = frame.page_of(desk.context(), found, record.token)
+    result = frame.query_board(desk.context, None)
+    shown = frame.page_of(desk.context(), result, record.token)
     assert [cell.state for cell in shown.ranks] == ["running", "waiting"]
     with pytest.raises(JobNotFound, match="no job 'other' on the board"):
-        frame.page_of(desk.context(), found, "other")
-    gone = replace(found.rows[0], token="gone")
+        frame.page_of(desk.context(), result, "other")
+    gone = replace(result.rows[0], token="gone")
     assert "no run 'gone' is known on this machine" in frame.page_of_row(desk.context(), gone, None).trouble

@@ -240,8 +240,8 @@ def test_the_demo_can_be_run_and_resubmitted(tmp_path: Path, monkeypatch: pytest
 
     def rows() -> tuple[JobRow, ...]:
         context = Context()
-        found = [record for records in Runs(context).by_cluster().values() for record in records]
-        return ClusterReader(context, "local").read(found)[0]
+        answer = [record for records in Runs(context).by_cluster().values() for record in records]
+        return ClusterReader(context, "local").read(answer)[0]
 
     feed.demo()
     wait_until(lambda: len(words()) == 1, "the demo is submitted")
@@ -253,9 +253,9 @@ def test_the_demo_can_be_run_and_resubmitted(tmp_path: Path, monkeypatch: pytest
     folder = Path(first.run_dir)
     wait_until(lambda: len(list(folder.glob("metrics/0/train.jsonl"))) == 1, "the demo trains")
     assert {row.name for row in rows()} == {"demo"}
-    for one in rows():
-        feed.change_job("cancel", one)
-    wait_until(lambda: all(one.over for one in rows()), "both runs have ended")
+    for item in rows():
+        feed.change_job("cancel", item)
+    wait_until(lambda: all(item.over for item in rows()), "both runs have ended")
     join_feed_threads()
 
 
@@ -316,7 +316,7 @@ def test_the_end_of_an_array_is_announced_once_for_all_tasks() -> None:
     whole = running_row(tasks=(("RUNNING", 2),), job_id="9")
     tasks = tuple(running_row(key=f"t{task}", task=str(task)) for task in range(2))
     announcer.list_new_events(Board(rows=(whole, *tasks)))
-    done = tuple(replace(one, over=True, ok=True, state="COMPLETED") for one in (whole, *tasks))
+    done = tuple(replace(item, over=True, ok=True, state="COMPLETED") for item in (whole, *tasks))
     assert announcer.list_new_events(Board(rows=done)) == ["llama (9) completed"]
 
 

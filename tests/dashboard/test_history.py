@@ -225,10 +225,10 @@ def test_the_feed_posts_the_gpu_use_of_runs_with_samples(desk: Desk) -> None:
         )
     feed = desk.feed()
     feed.start(desk.posts.put)
-    found = desk.next(GpuUtilization, lambda value: len(value.values) == 2)
+    result = desk.next(GpuUtilization, lambda value: len(value.values) == 2)
     feed.stop()
     join_feed_threads()
-    assert found.values == {tokens[0]: (80.0, 80.0), tokens[1]: (20.0, 20.0)}
+    assert result.values == {tokens[0]: (80.0, 80.0), tokens[1]: (20.0, 20.0)}
 
 
 def test_the_feed_posts_the_utilization_history_of_an_attempt(desk: Desk) -> None:
@@ -239,4 +239,4 @@ def test_the_feed_posts_the_utilization_history_of_an_attempt(desk: Desk) -> Non
     feed.history(row(1, key=record.token, token=record.token), 0)
     history = desk.next(RunUtilization).history
     join_feed_threads()
-    assert [(one.label, one.values) for one in history.gpus] == [("n1 gpu 0", (70.0, 90.0))]
+    assert [(gpu.label, gpu.values) for gpu in history.gpus] == [("n1 gpu 0", (70.0, 90.0))]

@@ -133,7 +133,7 @@ def test_the_feed_compares_the_named_runs(tmp_path: Path, monkeypatch: pytest.Mo
         files.lines("train.jsonl", {"step": 1, "loss": 3.0}, {"step": 2, "loss": loss})
         desk.say(str(6 + number), JobState.COMPLETED)
         rows.append(row_of(record))
-    feed = desk.feed(render_comparison=lambda found: format_comparison(found, 78))
+    feed = desk.feed(render_comparison=lambda result: format_comparison(result, 78))
     feed.compare(rows)
     text = "\n".join(desk.next(ComparisonText).lines)
     join_feed_threads()

@@ -18,8 +18,8 @@ from tests.dashboard.samples import NOW, page_of, row, telemetry_of
 
 
 def test_stragglers_and_idle_gpus_are_outliers() -> None:
-    found = {cell.rank: cell.deviation for cell in page_of(16).outliers}
-    assert found == {
+    result = {cell.rank: cell.deviation for cell in page_of(16).outliers}
+    assert result == {
         5: "no output while other ranks write",
         9: "exit code 1",
         12: "its GPU use is lower than that of other ranks",
@@ -54,28 +54,29 @@ def test_the_page_of_a_stalled_run_has_no_expected_end() -> None:
     assert not any("done in" in line for line in words.describe_forecast(made.forecast, NOW))
     over = page(stalled_telemetry(), key="k", taken_at=NOW, job=JobOutlook(has_ended=True))
     assert over.activity is None
-    found = add_page(row(1), made)
-    assert found.stalled
-    assert found.forecast == made.forecast
+    result = add_page(row(1), made)
+    assert result.stalled
+    assert result.forecast == made.forecast
     assert not add_page(row(1, over=True), made).stalled
-    assert add_page(found, page_of(4)).stalled  # a page without samples says nothing against it
+    assert add_page(result, page_of(4)).stalled  # a page without samples says nothing against it
     later = Activity(stalled=False, since=NOW + 30, quiet_s=2)
-    assert add_page(replace(found, activity=later), made).activity == later
+    assert add_page(replace(result, activity=later), made).activity == later
 
 
 def test_ranks_without_a_record_wait_and_ranks_without_an_end_are_lost() -> None:
-    pulse = RunTelemetry(
+    run_telemetry = RunTelemetry(
         now=NOW, attempt=0, attempts=(0,), world_size=3, ranks={1: RankTelemetry(rank=1, started=1)}
     )
-    assert [cell.state for cell in page(pulse, key="k", taken_at=NOW).ranks] == [
+    assert [cell.state for cell in page(run_telemetry, key="k", taken_at=NOW).ranks] == [
         "waiting",
         "running",
         "waiting",
     ]
-    assert [cell.state for cell in page(pulse, key="k", taken_at=NOW, job=JobOutlook(has_ended=True)).ranks][
-        1
-    ] == "lost"
-    earlier = replace(pulse, attempts=(0, 1))
+    assert [
+        cell.state
+        for cell in page(run_telemetry, key="k", taken_at=NOW, job=JobOutlook(has_ended=True)).ranks
+    ][1] == "lost"
+    earlier = replace(run_telemetry, attempts=(0, 1))
     assert page(earlier, key="k", taken_at=NOW).ranks[1].state == "lost"
 
 
@@ -102,10 +103,10 @@ def test_points_and_events_accumulate_until_a_new_attempt() -> None:
 
 
 def test_a_long_run_is_thinned_and_keeps_its_newest_points() -> None:
-    pulse = RunTelemetry(
+    run_telemetry = RunTelemetry(
         now=NOW, attempt=0, train=tuple(TrainPoint(step=step, loss=1.0) for step in range(20_000))
     )
-    made = page(pulse, key="k", taken_at=NOW)
+    made = page(run_telemetry, key="k", taken_at=NOW)
     assert len(made.points) <= MOST_POINTS
     assert made.points[-1].step == 19_999
     assert made.points[0].step == 0
@@ -176,9 +177,9 @@ def test_arbitrary_events_become_lines_without_escape_sequences(
     named_events: list[tuple[dict[str, Any], object]],
 ) -> None:
     events = tuple({**values, "event": name} for values, name in named_events)
-    told = words.format_timeline(Page(key="k", events=events), NOW)
-    assert 1 <= len(told) <= max(1, len(events))
-    assert not any("\n" in text or "\x1b" in text for text, _ in told)
+    result = words.format_timeline(Page(key="k", events=events), NOW)
+    assert 1 <= len(result) <= max(1, len(events))
+    assert not any("\n" in text or "\x1b" in text for text, _ in result)
 
 
 def test_format_short_fits_an_axis() -> None:

@@ -50,13 +50,13 @@ def draw_screen(app: TopApp, size: tuple[int, int], keys: tuple[str, ...], expec
 
 
 def compare_with_golden(path: Path, size: tuple[int, int], keys: tuple[str, ...]) -> None:
-    wanted = path.read_text(encoding="utf-8") if path.is_file() else ""
-    drawn = draw_screen(app_of(), size, keys, wanted)
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    drawn = draw_screen(app_of(), size, keys, text)
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(drawn, encoding="utf-8")
     else:
-        assert drawn == wanted
+        assert drawn == text
 
 
 def test_the_screenshot_in_the_readme_is_current() -> None:

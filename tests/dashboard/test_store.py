@@ -51,7 +51,7 @@ def test_only_the_last_state_of_a_rewritten_line_is_kept_and_long_lines_are_cut(
 
 
 def matching_numbers(store: LineStore, text: str, begin: int = 0) -> list[int]:
-    return [number for found in store.find_matches(compile_pattern(text), begin) for number in found]
+    return [number for match in store.find_matches(compile_pattern(text), begin) for number in match]
 
 
 def test_patterns_match_within_single_lines() -> None:
@@ -68,7 +68,7 @@ def test_patterns_match_within_single_lines() -> None:
 def test_a_search_goes_forwards_and_backwards_over_chunks() -> None:
     store = filled_store(3 * CHUNK)
     pattern = compile_pattern(r"^line (5|5000|9999)$")
-    assert [number for found in store.find_matches(pattern, 0) for number in found] == [5, 5000, 9999]
+    assert [number for match in store.find_matches(pattern, 0) for number in match] == [5, 5000, 9999]
     assert store.find_last(pattern, store.total) == 9999
     assert store.find_last(pattern, 9999) == 5000
     assert store.find_last(pattern, 5) is None
@@ -84,8 +84,8 @@ def test_arbitrary_lines_are_stored_and_searched_correctly(lines: list[bytes]) -
         line.decode("utf-8", "replace") for line in lines
     ]
     pattern = re.compile(rb"[a\x00]+")
-    found = [number for numbers in store.find_matches(pattern, 0) for number in numbers]
-    assert found == [number for number, line in enumerate(lines) if pattern.search(line)]
+    matches = [number for numbers in store.find_matches(pattern, 0) for number in numbers]
+    assert matches == [number for number, line in enumerate(lines) if pattern.search(line)]
 
 
 def test_a_thread_can_read_while_another_adds_lines() -> None:

@@ -70,7 +70,7 @@ def test_every_timer_of_every_screen_fires(monkeypatch: pytest.MonkeyPatch) -> N
 def live_widgets() -> list[Widget]:
     """Return all widgets of this process. Asked for its class, some other object of torch's warns."""
     gc.collect()
-    return [one for one in gc.get_objects() if issubclass(type(one), Widget)]
+    return [item for item in gc.get_objects() if issubclass(type(item), Widget)]
 
 
 def test_left_pages_leave_no_widgets() -> None:
@@ -85,9 +85,9 @@ def test_left_pages_leave_no_widgets() -> None:
         left = ["not looked yet"]
         for _ in range(50):  # a page that was left ends some time later
             app._collect_garbage()
-            known = {id(one) for screen in app.screen_stack for one in (screen, *screen.walk_children())}
+            known = {id(item) for screen in app.screen_stack for item in (screen, *screen.walk_children())}
             known |= set(map(id, others))
-            left = [type(one).__name__ for one in live_widgets() if id(one) not in known]
+            left = [type(item).__name__ for item in live_widgets() if id(item) not in known]
             if not left:
                 break
             await pilot.pause(0.2)

@@ -86,12 +86,12 @@ def diagnose_run(
         (records / "first-failure").write_text(f"{first[0]} {first[1]}\n")
     for rank, entries in (dumps or {}).items():
         (records / f"flight_{rank}").write_text(json.dumps({"version": "2.9", "entries": entries}))
-    (folder / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     if batch is not None:
         (folder / "logs" / "batch.log").write_text(batch + "\n" if batch else "")
-    told: dict[str, Any] = {"job_id": "17", "state": "FAILED", "over": True, "exit_code": 1}
-    told |= {"start": START, "end": START + 700, "world_size": len(ranks), **facts}
-    return verdict(folder, JobFacts(**told))
+    result: dict[str, Any] = {"job_id": "17", "state": "FAILED", "over": True, "exit_code": 1}
+    result |= {"start": START, "end": START + 700, "world_size": len(ranks), **facts}
+    return verdict(folder, JobFacts(**result))
 
 
 def _record(path: Path, rank: int, left: Left) -> None:

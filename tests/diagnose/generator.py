@@ -155,7 +155,7 @@ class _Run:
 
     def fill(self, line: str, rank: int) -> str:
         words = {**self.words, "rank": str(rank), "node": f"n{self.node(rank) + 1}"}
-        return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], found[0]), line)
+        return re.sub(r"\{(\w+)\}", lambda result: words.get(result[1], result[0]), line)
 
 
 def make_run(folder: Path, name: str, seed: int, half: Half, *, world: int | None = None) -> GeneratedRun:

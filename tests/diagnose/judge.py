@@ -19,7 +19,9 @@ def verdict(folder: Path, facts: JobFacts, batch: Path | None = None) -> Verdict
         "run_dir": str(folder),
         "attempt": 0,
         "extra": [str(batch or folder / "logs" / "batch.log")],
-        "signatures": [{"words": one.words, "match": one.match} for one in SIGNATURES],
+        "signatures": [{"words": item.words, "match": item.match} for item in SIGNATURES],
     }
-    found = evidence.findings(request)
-    return judge(facts, findings.read(found, [one.name for one in SIGNATURES], facts.world_size), SIGNATURES)
+    result = evidence.findings(request)
+    return judge(
+        facts, findings.read(result, [item.name for item in SIGNATURES], facts.world_size), SIGNATURES
+    )

@@ -16,11 +16,11 @@ Lines = tuple[str, ...]
 
 def read_phrases(half: Half) -> dict[str, tuple[Lines, ...]]:
     text = (Path(__file__).parent / "data" / f"{half}.txt").read_text()
-    found: dict[str, list[Lines]] = {}
+    result: dict[str, list[Lines]] = {}
     for block in ("\n" + text).split("\n=== ")[1:]:
         kind, *lines = block.rstrip("\n").split("\n")
-        found.setdefault(kind, []).append(tuple(lines))
-    return {kind: tuple(ways) for kind, ways in found.items()}
+        result.setdefault(kind, []).append(tuple(lines))
+    return {kind: tuple(ways) for kind, ways in result.items()}
 
 
 PHRASES: dict[Half, dict[str, tuple[Lines, ...]]] = {

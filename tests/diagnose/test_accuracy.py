@@ -35,11 +35,11 @@ def test_the_top_1_accuracy_on_generated_failures_is_high(
         least = LEAST_OF_SAMPLED[half]
     for name in KINDS:
         for seed in seeds:
-            made = make_run(tmp_path / name / str(seed), name, seed, half)
-            told = verdict(made.folder, made.facts, made.batch)
+            run = make_run(tmp_path / name / str(seed), name, seed, half)
+            result = verdict(run.folder, run.facts, run.batch)
             count += 1
-            if not is_right(made, told.cause, told.rank):
-                wrong.append(f"{name} {seed}: {told.cause} rank {told.rank}: {told.summary}")
+            if not is_right(run, result.cause, result.rank):
+                wrong.append(f"{name} {seed}: {result.cause} rank {result.rank}: {result.summary}")
     assert count >= 25 * 3
     assert 1 - len(wrong) / count >= least, "\n".join(wrong)
 
@@ -48,23 +48,23 @@ def test_the_top_1_accuracy_on_generated_failures_is_high(
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["exception", "hang-nccl", "node-unsaid", "gpu-memory-and-timeouts"])
 def test_a_failure_among_4096_ranks_is_diagnosed(name: str, tmp_path: Path) -> None:
-    made = make_run(tmp_path / "run", name, 3, "held-out", world=4096)
-    told = verdict(made.folder, made.facts, made.batch)
-    assert (told.cause, told.rank in made.ranks) == (made.cause, True)
+    run = make_run(tmp_path / "run", name, 3, "held-out", world=4096)
+    result = verdict(run.folder, run.facts, run.batch)
+    assert (result.cause, result.rank in run.ranks) == (run.cause, True)
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.blame is not None])
 def test_the_generated_failures_are_blamed_correctly(name: str, tmp_path: Path) -> None:
-    made = make_run(tmp_path / "run", name, 2, "tuning", world=16)
-    told = verdict(made.folder, made.facts, made.batch)
-    assert (told.cause, told.blame) == (made.cause, made.blame)
-    assert told.evidence
+    run = make_run(tmp_path / "run", name, 2, "tuning", world=16)
+    result = verdict(run.folder, run.facts, run.batch)
+    assert (result.cause, result.blame) == (run.cause, run.blame)
+    assert result.evidence
 
 
 @pytest.mark.parametrize("name", ["host-memory", "host-memory-by-state", "host-memory-in-python"])
 def test_f50_every_form_of_host_out_of_memory_has_one_cause(name: str, tmp_path: Path) -> None:
-    made = make_run(tmp_path / "run", name, 2, "tuning", world=16)
-    assert verdict(made.folder, made.facts, made.batch).cause == "host-out-of-memory"
+    run = make_run(tmp_path / "run", name, 2, "tuning", world=16)
+    assert verdict(run.folder, run.facts, run.batch).cause == "host-out-of-memory"
 
 
 def test_a_warning_about_a_host_name_is_not_a_rendezvous_failure(tmp_path: Path) -> None:
@@ -78,8 +78,8 @@ def test_a_warning_about_a_host_name_is_not_a_rendezvous_failure(tmp_path: Path)
         (tmp_path / f"ranks/0/{rank}.json").write_text(json.dumps(values))
     (tmp_path / "ranks/0/first-failure").write_text("1 137\n")
     facts = JobFacts(job_id="17", state="FAILED", over=True, exit_code=137, world_size=2)
-    told = verdict(tmp_path, facts)
-    assert (told.cause, told.rank) == ("killed", 1)
+    result = verdict(tmp_path, facts)
+    assert (result.cause, result.rank) == ("killed", 1)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_a_node_is_blamed_for_an_import_error_only_if_another_node_got_past_the_
         values |= {"started": 1, "ended": 2 + rank, "exit_code": code, "signal": signal}
         (tmp_path / f"ranks/0/{rank}.json").write_text(json.dumps(values))
     (tmp_path / "ranks/0/first-failure").write_text("0 1\n")
-    told = verdict(tmp_path, JobFacts(job_id="17", state="FAILED", over=True, exit_code=1, world_size=2))
-    assert (told.cause, told.rank, told.blame) == ("import-error", 0, blame)
+    result = verdict(tmp_path, JobFacts(job_id="17", state="FAILED", over=True, exit_code=1, world_size=2))
+    assert (result.cause, result.rank, result.blame) == ("import-error", 0, blame)
 
 
 def test_the_tuning_and_held_out_phrases_cover_the_same_causes_in_other_words() -> None:
@@ -118,7 +118,7 @@ def test_the_tuning_and_held_out_phrases_cover_the_same_causes_in_other_words() 
 
 def test_without_evidence_the_cause_is_unknown_and_sacct_is_advised() -> None:
     facts = JobFacts(job_id="17", state="FAILED", over=True, exit_code=3, world_size=2)
-    told = judge(facts, findings.read({}, [], 2), SIGNATURES)
-    assert (told.cause, told.rank, told.exit_code) == ("unknown", None, 3)
-    assert told.confidence < 0.7
-    assert "sacct -j 17" in told.advice
+    result = judge(facts, findings.read({}, [], 2), SIGNATURES)
+    assert (result.cause, result.rank, result.exit_code) == ("unknown", None, 3)
+    assert result.confidence < 0.7
+    assert "sacct -j 17" in result.advice

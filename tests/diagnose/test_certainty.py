@@ -48,21 +48,21 @@ def test_a_signal_from_outside_takes_precedence_over_timeouts_of_other_ranks(
     rest = [
         lost_connection(others or "RuntimeError: Connection closed by peer", ended=700 if others else 101)
     ] * 3
-    told = diagnose_run(tmp_path, rest[0], ended, *rest[1:])
-    assert (told.cause, told.rank, told.signal, told.confidence) == ("killed", 1, signal, 0.85)
-    assert "which no part of the run sent" in told.summary
+    result = diagnose_run(tmp_path, rest[0], ended, *rest[1:])
+    assert (result.cause, result.rank, result.signal, result.confidence) == ("killed", 1, signal, 0.85)
+    assert "which no part of the run sent" in result.summary
 
 
 def test_an_interrupt_of_one_rank_is_a_kill_of_that_rank(tmp_path: Path) -> None:
     interrupted = Left("Traceback (most recent call last):\nKeyboardInterrupt", 130, 2, ended=100)
-    told = diagnose_run(tmp_path, collective_timeout(ended=700), interrupted)
-    assert (told.cause, told.rank) == ("killed", 1)
+    result = diagnose_run(tmp_path, collective_timeout(ended=700), interrupted)
+    assert (result.cause, result.rank) == ("killed", 1)
 
 
 def test_a_signal_passed_on_by_the_launcher_is_not_the_cause(tmp_path: Path) -> None:
     ended = Left("", 143, 15, ended=100, told_to_end=True)
-    told = diagnose_run(tmp_path, collective_timeout(ended=700), ended)
-    assert told.cause == "collective-timeout"
+    result = diagnose_run(tmp_path, collective_timeout(ended=700), ended)
+    assert result.cause == "collective-timeout"
 
 
 def test_an_abort_after_an_exception_is_not_the_cause(tmp_path: Path) -> None:
@@ -74,31 +74,31 @@ def test_an_abort_after_an_exception_is_not_the_cause(tmp_path: Path) -> None:
         "Thread 0x00007f82a867cb80 (most recent call first):\n  <no Python frame>\n\n"
         "Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)\n"
     )
-    told = diagnose_run(
+    result = diagnose_run(
         tmp_path, collective_timeout(ended=110), Left(aborted, 134, 6, ended=100), first=(1, 134)
     )
-    assert (told.cause, told.rank, told.exit_code) == ("python-exception", 1, 134)
+    assert (result.cause, result.rank, result.exit_code) == ("python-exception", 1, 134)
 
 
 def test_a_signal_after_the_exit_code_of_another_rank_is_not_the_cause(tmp_path: Path) -> None:
-    told = diagnose_run(tmp_path, Left("", 143, 15, ended=100), Left("", 42, ended=100), first=(1, 42))
-    assert (told.cause, told.rank, told.exit_code) == ("exit-code", 1, 42)
+    result = diagnose_run(tmp_path, Left("", 143, 15, ended=100), Left("", 42, ended=100), first=(1, 42))
+    assert (result.cause, result.rank, result.exit_code) == ("exit-code", 1, 42)
 
 
 def test_a_signal_after_timeouts_of_other_ranks_is_not_the_cause(tmp_path: Path) -> None:
-    told = diagnose_run(
+    result = diagnose_run(
         tmp_path, collective_timeout(ended=600), collective_timeout(ended=601), Left("", 143, 15, ended=690)
     )
-    assert (told.cause, told.rank) == ("collective-timeout", 2)
+    assert (result.cause, result.rank) == ("collective-timeout", 2)
 
 
 @pytest.mark.parametrize("line", ["heartbeat {}", "step {} loss 0.5", "WARNING: queue {} is empty"])
 def test_a_traceback_before_much_output_is_the_cause_with_lower_confidence(tmp_path: Path, line: str) -> None:
     log = UNCAUGHT + "\n" + "\n".join(line.format(number) for number in range(100_000))
-    told = diagnose_run(tmp_path, Left(log, 1))
-    assert (told.cause, told.rank) == ("python-exception", 0)
-    assert "KeyError: 'label'" in told.summary
-    assert told.confidence < 0.9
+    result = diagnose_run(tmp_path, Left(log, 1))
+    assert (result.cause, result.rank) == ("python-exception", 0)
+    assert "KeyError: 'label'" in result.summary
+    assert result.confidence < 0.9
 
 
 @pytest.mark.parametrize(
@@ -127,15 +127,15 @@ def test_a_stop_at_an_infinite_loss_is_diagnosed_as_nan_loss(tmp_path: Path, lin
     ],
 )  # fmt: skip
 def test_a_gloo_error_about_another_rank_is_not_the_cause(tmp_path: Path, line: str) -> None:
-    told = diagnose_run(tmp_path, Left(line, 1, ended=500), Left("", 3, ended=100), first=(1, 3))
-    assert (told.cause, told.rank) == ("exit-code", 1)
+    result = diagnose_run(tmp_path, Left(line, 1, ended=500), Left("", 3, ended=100), first=(1, 3))
+    assert (result.cause, result.rank) == ("exit-code", 1)
 
 
 def test_different_tensor_sizes_in_gloo_are_a_collective_mismatch(tmp_path: Path) -> None:
     line = "RuntimeError: [enforce fail at gloo/pair.cc:446] op.preamble.length <= op.nbytes. 40 vs 20"
-    told = diagnose_run(tmp_path, lost_connection(), Left(line, 1))
-    assert (told.cause, told.rank) == ("collective-mismatch", 1)
-    assert "40" in told.summary
+    result = diagnose_run(tmp_path, lost_connection(), Left(line, 1))
+    assert (result.cause, result.rank) == ("collective-mismatch", 1)
+    assert "40" in result.summary
 
 
 @pytest.mark.parametrize(
@@ -158,14 +158,14 @@ def test_different_tensor_sizes_in_gloo_are_a_collective_mismatch(tmp_path: Path
 def test_weak_evidence_gives_low_confidence(
     tmp_path: Path, line: str, code: int, signal: int | None, cause: str, most: float
 ) -> None:
-    told = diagnose_run(tmp_path, Left(line, code, signal))
-    assert told.cause == cause
-    assert told.confidence <= most
+    result = diagnose_run(tmp_path, Left(line, code, signal))
+    assert result.cause == cause
+    assert result.confidence <= most
 
 
 def test_a_multi_line_error_message_is_quoted_completely(tmp_path: Path) -> None:
-    told = diagnose_run(tmp_path, Left(STATE_DICT, 1))
-    texts = [line.text for line in told.evidence]
+    result = diagnose_run(tmp_path, Left(STATE_DICT, 1))
+    texts = [line.text for line in result.evidence]
     assert "RuntimeError: Error(s) in loading state_dict for GPT:" in texts
     assert any(text.strip().startswith("Missing key(s)") for text in texts)
     assert any(text.strip().startswith("size mismatch for head.weight") for text in texts)
@@ -173,6 +173,6 @@ def test_a_multi_line_error_message_is_quoted_completely(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("link", [CONTEXT, DIRECT])
 def test_a_chain_of_exceptions_names_its_innermost_cause(tmp_path: Path, link: str) -> None:
-    told = diagnose_run(tmp_path, Left(WRAPPED.format(link), 1))
-    assert "KeyError: 'label'" in told.summary
-    assert any("KeyError: 'label'" in line.text for line in told.evidence)
+    result = diagnose_run(tmp_path, Left(WRAPPED.format(link), 1))
+    assert "KeyError: 'label'" in result.summary
+    assert any("KeyError: 'label'" in line.text for line in result.evidence)

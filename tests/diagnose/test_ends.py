@@ -50,15 +50,15 @@ subprocess.CalledProcessError: Command '['false']' returned non-zero exit status
 def test_a_caught_exception_does_not_explain_the_end_of_the_process(
     tmp_path: Path, log: str, code: int, signal: int | None, cause: str
 ) -> None:
-    told = diagnose_run(tmp_path, Left(log, code, signal), first=(0, code))
-    assert (told.cause, told.rank) == (cause, 0)
+    result = diagnose_run(tmp_path, Left(log, code, signal), first=(0, code))
+    assert (result.cause, result.rank) == (cause, 0)
 
 
 def test_a_rank_killed_last_after_an_exception_failed_by_the_exception(tmp_path: Path) -> None:
-    told = diagnose_run(
+    result = diagnose_run(
         tmp_path, Left(TRACEBACK, 137, 9, ended=700), collective_timeout(ended=660), first=(1, 134)
     )
-    assert (told.cause, told.rank) == ("python-exception", 0)
+    assert (result.cause, result.rank) == ("python-exception", 0)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_a_rank_killed_last_after_an_exception_failed_by_the_exception(tmp_path:
 def test_the_uncaught_exception_of_a_chain_is_reported(
     tmp_path: Path, link: str, cause: str, word: str
 ) -> None:
-    told = diagnose_run(tmp_path, Left(IMPORT.format(link), 1))
-    assert told.cause == cause
-    assert word in told.summary
+    result = diagnose_run(tmp_path, Left(IMPORT.format(link), 1))
+    assert result.cause == cause
+    assert word in result.summary
 
 
 def test_an_out_of_memory_error_is_reported_despite_later_exceptions(tmp_path: Path) -> None:
@@ -90,15 +90,15 @@ def test_an_out_of_memory_error_is_reported_despite_later_exceptions(tmp_path: P
     ],
 )
 def test_wrong_arguments_are_blamed_on_the_user(tmp_path: Path, line: str, code: int, cause: str) -> None:
-    told = diagnose_run(tmp_path, Left(line, code))
-    assert (told.cause, told.blame) == (cause, "user")
-    assert told.evidence[0].text == line
+    result = diagnose_run(tmp_path, Left(line, code))
+    assert (result.cause, result.blame) == (cause, "user")
+    assert result.evidence[0].text == line
 
 
 def test_the_last_output_line_is_quoted_if_no_error_is_recognised(tmp_path: Path) -> None:
-    told = diagnose_run(tmp_path, Left("the data set has no split 'trian'", 1))
-    assert told.cause == "exit-code"
-    assert "its last output is: the data set has no split 'trian'" in told.summary
+    result = diagnose_run(tmp_path, Left("the data set has no split 'trian'", 1))
+    assert result.cause == "exit-code"
+    assert "its last output is: the data set has no split 'trian'" in result.summary
 
 
 def test_a_failed_subprocess_is_an_error_of_the_rank_but_not_in_launcher_output(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def log_findings(folder: Path, data: bytes, name: str = "rank-0.log") -> dict[st
     request = {
         "run_dir": str(folder),
         "attempt": 0,
-        "signatures": [{"words": one.words, "match": one.match} for one in SIGNATURES],
+        "signatures": [{"words": item.words, "match": item.match} for item in SIGNATURES],
     }
     files = evidence.findings(request)["files"]
     log: dict[str, Any] = next(item for item in files if item["file"] == name)
@@ -66,7 +66,7 @@ def test_the_ranks_of_a_node_are_searched_one_by_one(tmp_path: Path) -> None:
     request = {
         "run_dir": str(tmp_path),
         "attempt": 0,
-        "signatures": [{"words": one.words, "match": one.match} for one in SIGNATURES],
+        "signatures": [{"words": item.words, "match": item.match} for item in SIGNATURES],
     }
     files = {log["file"]: log for log in evidence.findings(request)["files"]}
     assert list(files) == [f"rank-{rank}.log" for rank in (2, 0, 1)]
@@ -146,8 +146,8 @@ def test_several_processes_give_the_same_hits_as_a_single_process(
     for rank in range(100):
         (logs / f"rank-{rank}.log").write_bytes(b"step 1\n" * rank + OOM + b"\n")
     signatures = [
-        evidence_hits.LogSignature(number, {"words": one.words, "match": one.match})
-        for number, one in enumerate(SIGNATURES)
+        evidence_hits.LogSignature(number, {"words": item.words, "match": item.match})
+        for number, item in enumerate(SIGNATURES)
     ]
     paths = sorted(map(str, logs.iterdir()))
     alone = evidence_hits.scan(paths, signatures)

@@ -143,14 +143,14 @@ def test_the_blocking_rank_is_named_in_every_kind_of_hang(name: str, world: int)
         odd = dice.randrange(world)
         looks = HANGS[name](world, odd, dice)
         dice.shuffle(looks)
-        found = judge(looks, world)
-        assert (found.cause, found.rank, found.suspects) == ("hang", odd, str(odd)), found.summary
-        assert found.advice
-        assert f"rank {odd}" in found.summary
-        assert sum(place.count for place in found.places) == world
+        verdict = judge(looks, world)
+        assert (verdict.cause, verdict.rank, verdict.suspects) == ("hang", odd, str(odd)), verdict.summary
+        assert verdict.advice
+        assert f"rank {odd}" in verdict.summary
+        assert sum(place.count for place in verdict.places) == world
         if name != "absent":
-            assert (found.node, found.local_rank) == (f"n{odd // 8}", odd % 8)
-        assert (found.confidence < 0.7) == (name in ("by_proc", "spins")), "guesses are called so"
+            assert (verdict.node, verdict.local_rank) == (f"n{odd // 8}", odd % 8)
+        assert (verdict.confidence < 0.7) == (name in ("by_proc", "spins")), "guesses are called so"
 
 
 def test_a_blocked_node_is_named_by_its_ranks() -> None:
@@ -158,9 +158,9 @@ def test_a_blocked_node_is_named_by_its_ranks() -> None:
     looks[16:24] = [
         rank_look(number, state="D", by="proc", waits="stat (nfs_wait)") for number in range(16, 24)
     ]
-    found = judge(looks, 64)
-    assert (found.cause, found.rank, found.suspects) == ("hang", None, "16-23")
-    assert "8 ranks (16-23)" in found.summary
+    verdict = judge(looks, 64)
+    assert (verdict.cause, verdict.rank, verdict.suspects) == ("hang", None, "16-23")
+    assert "8 ranks (16-23)" in verdict.summary
 
 
 @pytest.mark.parametrize("world", [1, 8, 1024])
@@ -170,9 +170,9 @@ def test_computing_ranks_are_not_a_hang(world: int) -> None:
         rank_look(n, dice.choice(COMPUTES), cpu=1.0, state="R", moved=True, silent_s=3.0)
         for n in range(world)
     ]
-    found = judge(looks, world)
-    assert (found.cause, found.rank) == ("none", None)
-    assert found.confidence >= 0.9
+    verdict = judge(looks, world)
+    assert (verdict.cause, verdict.rank) == ("none", None)
+    assert verdict.confidence >= 0.9
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
@@ -190,16 +190,16 @@ def test_ranks_that_reached_a_collective_early_are_not_a_hang(share: float) -> N
 def test_a_rank_that_computes_while_others_wait_is_slow_with_low_confidence() -> None:
     looks = [rank_look(number, COLLECTIVES["all_reduce"]) for number in range(64)]
     looks[5] = rank_look(5, COMPUTES[0], cpu=1.0, state="R", moved=True)
-    found = judge(looks, 64)
-    assert (found.cause, found.rank) == ("slow", 5)
-    assert found.confidence < 0.7
+    verdict = judge(looks, 64)
+    assert (verdict.cause, verdict.rank) == ("slow", 5)
+    assert verdict.confidence < 0.7
 
 
 def test_a_hang_of_all_ranks_in_one_collective_names_no_rank() -> None:
-    found = judge([rank_look(number, COLLECTIVES["all_reduce"]) for number in range(64)], 64)
-    assert (found.cause, found.rank) == ("hang", None)
-    assert found.confidence <= 0.5
-    assert "network" in found.summary
+    verdict = judge([rank_look(number, COLLECTIVES["all_reduce"]) for number in range(64)], 64)
+    assert (verdict.cause, verdict.rank) == ("hang", None)
+    assert verdict.confidence <= 0.5
+    assert "network" in verdict.summary
 
 
 def test_a_recent_wait_of_all_ranks_is_not_a_hang() -> None:
@@ -209,10 +209,10 @@ def test_a_recent_wait_of_all_ranks_is_not_a_hang() -> None:
 
 
 def test_a_sleep_of_all_ranks_in_user_code_is_a_hang_with_low_confidence() -> None:
-    found = judge([rank_look(number, SLEEPS) for number in range(8)], 8)
-    assert (found.cause, found.rank) == ("hang", None)
-    assert found.confidence < 0.7
-    assert "read (data/loader.py:88)" in found.summary
+    verdict = judge([rank_look(number, SLEEPS) for number in range(8)], 8)
+    assert (verdict.cause, verdict.rank) == ("hang", None)
+    assert verdict.confidence < 0.7
+    assert "read (data/loader.py:88)" in verdict.summary
 
 
 def test_an_early_end_of_one_rank_is_not_a_hang_while_others_compute() -> None:
@@ -225,15 +225,15 @@ def test_a_failed_rank_is_named_while_other_ranks_are_still_running() -> None:
     looks = [rank_look(number, SLEEPS) for number in range(8)]
     looks[3] = rank_look(3, by="", state="", ended=True, exit_code=1)
     looks[4] = rank_look(4, by="", state="", ended=True, exit_code=0)
-    found = judge(looks, 8)
-    assert (found.cause, found.rank) == ("hang", 3)
-    assert "dtslurm diagnose without --live" in found.advice
+    verdict = judge(looks, 8)
+    assert (verdict.cause, verdict.rank) == ("hang", 3)
+    assert "dtslurm diagnose without --live" in verdict.advice
 
 
 def test_ranks_that_were_not_examined_give_an_unknown_cause() -> None:
     looks = [rank_look(number, by="", state="", moved=None) for number in range(8)]
-    found = judge(looks, 8)
-    assert (found.cause, found.rank) == ("unknown", None)
+    verdict = judge(looks, 8)
+    assert (verdict.cause, verdict.rank) == ("unknown", None)
 
 
 def test_stack_locations_are_shortened() -> None:

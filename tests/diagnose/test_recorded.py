@@ -18,12 +18,12 @@ def test_a_hang_recorded_by_the_supervisor_is_the_cause(
     tmp_path: Path, name: str, code: int, signal: int
 ) -> None:
     events = [{**HANG, "attempt": 1, "rank": 0}, {**HANG, "event": name, "cause": "hang"}]
-    told = diagnose_run(
+    result = diagnose_run(
         tmp_path, Left(code=code, signal=signal), Left(code=code, signal=signal), events=events
     )
-    assert (told.cause, told.rank, told.node) == ("hang", 1, "n1")
-    assert told.summary == HANG["summary"]
-    assert told.evidence[0].text == "hang: all ranks wrote nothing for 18 s"
+    assert (result.cause, result.rank, result.node) == ("hang", 1, "n1")
+    assert result.summary == HANG["summary"]
+    assert result.evidence[0].text == "hang: all ranks wrote nothing for 18 s"
 
 
 def test_a_cause_recorded_by_the_supervisor_is_used_without_other_evidence(tmp_path: Path) -> None:
@@ -35,15 +35,15 @@ def test_a_cause_recorded_by_the_supervisor_is_used_without_other_evidence(tmp_p
         "summary": "gave way",
     }
     ended = Left(code=143, signal=15, told_to_end=True)
-    told = diagnose_run(tmp_path, ended, events=[event], state="UNKNOWN")
-    assert (told.cause, told.blame, told.summary) == ("preempted", "site", "gave way")
+    result = diagnose_run(tmp_path, ended, events=[event], state="UNKNOWN")
+    assert (result.cause, result.blame, result.summary) == ("preempted", "site", "gave way")
 
 
 def test_ranks_that_ended_with_85_are_reported_as_checkpointed(tmp_path: Path) -> None:
-    told = diagnose_run(tmp_path, Left("saved", 85), Left("saved", 85), first=(0, 85), exit_code=85)
-    assert told.cause == "checkpointed"
-    assert "dtslurm resubmit 17 --from-checkpoint" in told.advice
-    assert told.followed_by[0].what == "saved a checkpoint and ended with 85"
+    result = diagnose_run(tmp_path, Left("saved", 85), Left("saved", 85), first=(0, 85), exit_code=85)
+    assert result.cause == "checkpointed"
+    assert "dtslurm resubmit 17 --from-checkpoint" in result.advice
+    assert result.followed_by[0].what == "saved a checkpoint and ended with 85"
 
 
 def test_sacct_is_not_advised_without_accounting(tmp_path: Path) -> None:

@@ -28,15 +28,15 @@ def idle_node(quiet: float, *ranks: int, **ages: Any) -> NodeActivity:
 
 
 def judge_nodes(*nodes: NodeActivity, world_size: int = 4) -> Activity:
-    found = judge_activity(nodes, world_size, NOW)
-    assert found is not None
-    return found
+    result = judge_activity(nodes, world_size, NOW)
+    assert result is not None
+    return result
 
 
 def test_a_job_with_idle_ranks_is_stalled_since_their_last_activity() -> None:
-    found = judge_nodes(idle_node(300, 0, 1), idle_node(220, 2, 3))
-    assert (found.stalled, found.since, found.quiet_s) == (True, NOW - 220, 220)
-    assert found.summary == "no step, output or activity of any rank for 3m40s; the longest pause before: 9s"
+    result = judge_nodes(idle_node(300, 0, 1), idle_node(220, 2, 3))
+    assert (result.stalled, result.since, result.quiet_s) == (True, NOW - 220, 220)
+    assert result.summary == "no step, output or activity of any rank for 3m40s; the longest pause before: 9s"
     brief = judge_nodes(idle_node(220, 0, 1, 2, 3, longest_s=0.0))
     assert brief.summary == "no step, output or activity of any rank for 3m40s"
 
@@ -55,9 +55,9 @@ def test_a_pause_of_usual_length_is_not_a_stall() -> None:
 
 def test_ranks_with_busy_cpus_are_stalled_after_a_longer_time() -> None:
     assert not judge_nodes(idle_node(290, 0, 1, 2, 3, cpu=3)).stalled
-    found = judge_nodes(idle_node(400, 0, 1, 2, 3, cpu=3))
-    assert (found.stalled, found.quiet_s) == (True, 400)
-    assert "keep their CPUs busy" in found.summary
+    result = judge_nodes(idle_node(400, 0, 1, 2, 3, cpu=3))
+    assert (result.stalled, result.quiet_s) == (True, 400)
+    assert "keep their CPUs busy" in result.summary
 
 
 def test_before_the_first_training_step_a_longer_pause_is_allowed() -> None:
@@ -108,10 +108,10 @@ def test_a_rank_that_waits_for_a_child_process_is_named() -> None:
 
 def test_a_stopped_rank_is_named_before_other_ranks() -> None:
     many = dict.fromkeys(range(3), ("child", "sh"))
-    found = judge_nodes(idle_node(220, 0, 1, 2, 3, waits={**many, 3: ("stopped", "")}))
+    result = judge_nodes(idle_node(220, 0, 1, 2, 3, waits={**many, 3: ("stopped", "")}))
     assert (
         "; rank 3 is stopped; rank 0 waits for its child sh; 2 more ranks wait in the same way;"
-    ) in found.summary
+    ) in result.summary
     blocked = judge_nodes(
         replace(idle_node(220, 0, 1, 2, 3), waits={2: ("blocked", ""), 1: ("new kind", "")})
     )

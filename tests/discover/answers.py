@@ -25,7 +25,7 @@ def join_parts(**parts: str) -> str:
 
 def survey_output(version: str, **parts: str) -> str:
     """Return the answer of a login node with this Slurm version."""
-    told = {
+    result = {
         "host": HOST,
         "config": recorded.read(version, "config.txt"),
         "nodes": recorded.read(version, "nodes.txt"),
@@ -34,14 +34,14 @@ def survey_output(version: str, **parts: str) -> str:
         "modules": MODULES,
         "folders": FOLDERS,
     }
-    return join_parts(**{**told, **parts})
+    return join_parts(**{**result, **parts})
 
 
 def node_line(name: str, gres: str = "(null)", **values: str) -> str:
     """Return a line of ``scontrol -o show node``."""
-    told = {
+    result = {
         "CPUTot": "64", "Sockets": "2", "CoresPerSocket": "32", "ThreadsPerCore": "1", "RealMemory": "512000",
         "State": "IDLE", "Partitions": "main", "ActiveFeatures": "(null)", "NodeAddr": name, **values,
     }  # fmt: skip
-    words = " ".join(f"{key}={value}" for key, value in told.items())
+    words = " ".join(f"{key}={value}" for key, value in result.items())
     return f"NodeName={name} Arch=x86_64 Gres={gres} {words}\n"

@@ -67,14 +67,14 @@ GOOD = ClusterProfile(
 def judge_profile(
     profile: ClusterProfile, node_facts: dict[str, Any] | None = None, nodes: str = NODES
 ) -> dict[str, str]:
-    told = survey.read(survey_output("22.05.8", nodes=nodes))
-    groups = kinds(told.nodes)
+    answer = survey.read(survey_output("22.05.8", nodes=nodes))
+    groups = kinds(answer.nodes)
     names = from_slurm.names_of(groups, profile)
     looked = {"gpu-a100x4": SEEN if node_facts is None else node_facts}
-    found = from_slurm.facts_from_survey(told, groups, profile)
-    for name, one in looked.items():
-        found += from_probe.facts_from_probe(name, one)
-    evidence = claims.Evidence(survey=told, kinds=groups, names=names, found=found, seen=looked)
+    result = from_slurm.facts_from_survey(answer, groups, profile)
+    for name, item in looked.items():
+        result += from_probe.facts_from_probe(name, item)
+    evidence = claims.Evidence(survey=answer, kinds=groups, names=names, found=result, seen=looked)
     return {row.what: row.verdict for row in claims.judge(profile, evidence)}
 
 

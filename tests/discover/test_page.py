@@ -27,15 +27,15 @@ def read_leaves(text: str) -> dict[tuple[str, ...], str]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_text_is_a_profile_with_all_facts_and_their_certainty(version: str, tmp_path: Path) -> None:
-    found = survey_facts(survey_output(version))
-    text = page.text(found, head=["Written by a test."])
+    result = survey_facts(survey_output(version))
+    text = page.text(result, head=["Written by a test."])
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     profile = profiles.load(str(path), cwd=tmp_path, env={}).profile
     assert profile.slurm.partition == "main"
     assert profile.node_types["gpu-a100x8"].gpu_count == 8
-    assert read_leaves(text) == {fact.key: fact.text for fact in found.facts}
-    for fact in found.facts:
+    assert read_leaves(text) == {fact.key: fact.text for fact in result.facts}
+    for fact in result.facts:
         assert f"; {fact.sure}" in text
     assert all(len(line) <= 120 for line in text.splitlines())
 
@@ -151,13 +151,13 @@ def test_amending_an_edited_file_keeps_the_file_readable(edits: list[tuple[int, 
         return
     if problems:
         return
-    found = survey_facts(survey_output("24.11.5"))
-    new = amend(old, found, "x.yaml")
+    result = survey_facts(survey_output("24.11.5"))
+    new = amend(old, result, "x.yaml")
     after = read_leaves(new.text)
     changed = {tuple(row[0].split(".")) for row in new.changed}
     for key, value in iterate_leaves(before):
         assert after[key] == value or key in changed or tuple(".".join(key).split(".")) in changed
-    assert amend(new.text, found, "x.yaml").text == new.text
+    assert amend(new.text, result, "x.yaml").text == new.text
 
 
 # ---- Known sites ----

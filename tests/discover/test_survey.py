@@ -17,16 +17,16 @@ from tests.slurm.recorded import VERSIONS
 
 
 def survey_facts(output: str, parent: ClusterProfile | None = None) -> DiscoveredCluster:
-    told = survey.read(output)
-    return from_slurm.facts_from_survey(told, kinds(told.nodes), parent)
+    result = survey.read(output)
+    return from_slurm.facts_from_survey(result, kinds(result.nodes), parent)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_answers_of_every_slurm_version_give_facts(version: str) -> None:
-    told = survey.read(survey_output(version))
-    assert (told.cluster, told.version, told.host) == ("lab", version, "login1.lab.example.org")
-    found = from_slurm.facts_from_survey(told, kinds(told.nodes))
-    known = {fact.name: fact.value for fact in found.facts}
+    answer = survey.read(survey_output(version))
+    assert (answer.cluster, answer.version, answer.host) == ("lab", version, "login1.lab.example.org")
+    result = from_slurm.facts_from_survey(answer, kinds(answer.nodes))
+    known = {fact.name: fact.value for fact in result.facts}
     assert known["slurm.version"] == version
     assert known["slurm.partition"] == "main"
     assert known["slurm.gpu_request"] == "gpus-per-node"
@@ -36,37 +36,37 @@ def test_the_answers_of_every_slurm_version_give_facts(version: str) -> None:
     assert known["node_types.gpu-a100x8.memory"] == "4000M"
     assert known["paths.scratch"] == "$SCRATCH"
     assert known["slurm.mpi"] == "pmix"
-    assert "cuda/12.4" in found.remarks["environment"][0]
-    assert "1 of them were unavailable" in found.remarks["node_types.gpu-a100x8"][1]  # n2 is drained
-    assert [line for line in found.notices if line.startswith("accounting did not answer")]
+    assert "cuda/12.4" in result.remarks["environment"][0]
+    assert "1 of them were unavailable" in result.remarks["node_types.gpu-a100x8"][1]  # n2 is drained
+    assert [line for line in result.notices if line.startswith("accounting did not answer")]
 
 
 def test_sinfo_is_used_if_scontrol_lists_no_nodes() -> None:
     row = "8|1|8|1|4000|idle|gpu:a100:4(S:0-1)|hbm40g,ib\n"
     rows = f"n1|main|{row}n1|debug|{row}"
-    told = survey.read(
+    result = survey.read(
         survey_output(
             "24.11.5",
             nodes="slurm_load_node error: Access denied",
             sinfo=rows + "n2|main|8|1|8|1|4000+|futurestate$|(null)|\n",
         )
     )
-    assert told.by == "sinfo"
-    first, second = told.nodes
+    assert result.by == "sinfo"
+    first, second = result.nodes
     assert (first.name, first.partitions, first.gpus) == ("n1", ("main", "debug"), (("a100", 4),))
     assert (second.gpus, second.memory, second.state) == ((), Memory(4000), "FUTURESTATE$")
 
 
 def test_private_data_and_missing_answers_are_reported() -> None:
     config = "ClusterName = quiet\nPrivateData = jobs,nodes\nSelectType = select/cons_res\n"
-    found = survey_facts(
+    result = survey_facts(
         join_parts(
             config=config, nodes=node_line("n1", "gpu:4"), partitions="", associations="sacctmgr: error"
         )
     )
-    assert any("PrivateData=jobs,nodes" in line for line in found.notices)
-    assert any("partitions" in line for line in found.notices)
-    assert found.value("slurm", "gpu_request") == "gres"  # cons_res has no --gpus-per-node
+    assert any("PrivateData=jobs,nodes" in line for line in result.notices)
+    assert any("partitions" in line for line in result.notices)
+    assert result.value("slurm", "gpu_request") == "gres"  # cons_res has no --gpus-per-node
 
 
 def test_different_nodes_of_a_partition_become_several_node_types() -> None:
@@ -77,15 +77,15 @@ def test_different_nodes_of_a_partition_become_several_node_types() -> None:
         + node_line("h1", "gpu:h100:8,shard:16", CPUTot="96", CoresPerSocket="48", State="MIXED+PLANNED")
         + node_line("c1", CPUTot="128", State="SOMETHING_NEW+DRAIN")
     )
-    found = survey_facts(survey_output("22.05.8", nodes=nodes))
-    names = {fact.key[1] for fact in found.below("node_types")}
+    result = survey_facts(survey_output("22.05.8", nodes=nodes))
+    names = {fact.key[1] for fact in result.below("node_types")}
     assert names == {"gpu-a100x4-40G", "gpu-a100x4-80G", "gpu-h100x8", "cpu-128"}
-    assert found.value("node_types", "gpu-a100x4-40G", "memory") == "511000M"
-    assert found.value("node_types", "gpu-a100x4-80G", "constraint") == "hbm80g"
-    assert found.value("slurm", "partitions", "main", "node_type") is None
-    assert "several node types" in found.value("slurm", "partitions", "main", "note")
-    assert found.value("slurm", "gpu_request") == "gpus-per-node-typed"
-    assert any("cpu-128 is available" in line for line in found.notices)
+    assert result.value("node_types", "gpu-a100x4-40G", "memory") == "511000M"
+    assert result.value("node_types", "gpu-a100x4-80G", "constraint") == "hbm80g"
+    assert result.value("slurm", "partitions", "main", "node_type") is None
+    assert "several node types" in result.value("slurm", "partitions", "main", "note")
+    assert result.value("slurm", "gpu_request") == "gpus-per-node-typed"
+    assert any("cpu-128 is available" in line for line in result.notices)
 
 
 def test_the_default_node_type_comes_from_a_default_partition_with_nodes() -> None:
@@ -96,8 +96,8 @@ def test_the_default_node_type_comes_from_a_default_partition_with_nodes() -> No
         (elsewhere, "most of the GPU nodes"),
         (elsewhere + node_line("c1", CPUTot="128"), "most of the nodes of partition main"),
     ):
-        found = survey_facts(survey_output("22.05.8", nodes=nodes))
-        [fact] = [fact for fact in found.facts if fact.key == ("default_node_type",)]
+        result = survey_facts(survey_output("22.05.8", nodes=nodes))
+        [fact] = [fact for fact in result.facts if fact.key == ("default_node_type",)]
         assert fact.evidence == evidence
 
 
@@ -113,18 +113,18 @@ def test_the_default_node_type_comes_from_a_default_partition_with_nodes() -> No
 def test_among_several_gpu_types_of_a_node_the_largest_whole_type_is_a_guess(
     gres: str, model: str, count: int
 ) -> None:
-    found = survey_facts(
+    result = survey_facts(
         survey_output("22.05.8", nodes=node_line("m1", gres) + node_line("a1", "gpu:4", Partitions="old"))
     )
     above = ("node_types", f"gpu-{model}x{count}", "gpus")
-    facts = {fact.key[-1]: (fact.value, fact.sure) for fact in found.below(*above)}
+    facts = {fact.key[-1]: (fact.value, fact.sure) for fact in result.below(*above)}
     assert facts["model"] == (model, "guess")
     assert facts["count"] == (count, "guess")
     assert facts["slurm_type"] == (model, "sure")
-    assert found.value("slurm", "gpu_request") == "gpus-per-node-typed"
-    [told] = [line for line in found.notices if "several types" in line]
-    assert told.startswith(f"gpu-{model}x{count}: a node has GPUs of several types (")
-    assert told.endswith(f"{count} {model} is a guess")
+    assert result.value("slurm", "gpu_request") == "gpus-per-node-typed"
+    [notice] = [line for line in result.notices if "several types" in line]
+    assert notice.startswith(f"gpu-{model}x{count}: a node has GPUs of several types (")
+    assert notice.endswith(f"{count} {model} is a guess")
 
 
 def test_a_node_without_a_gpu_type_does_not_change_the_gpu_request_form() -> None:
@@ -139,14 +139,14 @@ def test_node_types_are_named_as_in_the_parent_profile() -> None:
     own = NodeType(gpus=Gpus(model="A100-SXM4-80GB", count=4, memory=Memory.parse("80G")))
     other = NodeType(gpus=Gpus(model="A100-SXM4-40GB", count=4, memory=Memory.parse("40G")))
     parent = ClusterProfile(name="site", node_types={"big": own, "small": other})
-    found = survey_facts(
+    result = survey_facts(
         survey_output("22.05.8", nodes=node_line("a1", "gpu:a100:4", ActiveFeatures="hbm80g")), parent
     )
-    assert {fact.key[1] for fact in found.below("node_types")} == {"big"}
-    found = survey_facts(
+    assert {fact.key[1] for fact in result.below("node_types")} == {"big"}
+    result = survey_facts(
         survey_output("22.05.8", nodes=node_line("a1", "gpu:a100:4")), parent
     )  # it may be either
-    assert {fact.key[1] for fact in found.below("node_types")} == {"gpu-a100x4"}
+    assert {fact.key[1] for fact in result.below("node_types")} == {"gpu-a100x4"}
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ WORDS = st.sampled_from(
 @settings(deadline=None)
 @given(st.lists(WORDS | st.text(max_size=8), max_size=40).map("".join))
 def test_arbitrary_answers_do_not_break_the_survey_parser(output: str) -> None:
-    told = survey.read(output)
-    found = from_slurm.facts_from_survey(told, kinds(told.nodes))
-    assert all(fact.evidence for fact in found.facts)
+    answer = survey.read(output)
+    result = from_slurm.facts_from_survey(answer, kinds(answer.nodes))
+    assert all(fact.evidence for fact in result.facts)
 
 
 NODES = st.lists(
@@ -197,11 +197,11 @@ def test_every_node_belongs_to_one_kind_with_its_guaranteed_values(
         node_line(f"n{i}", gres, CPUTot=str(cpus), RealMemory=str(memory), ActiveFeatures=feature)
         for i, (gres, cpus, memory, feature) in enumerate(rows)
     )
-    told = survey.read(survey_output("22.05.8", nodes=text)).nodes
-    groups = kinds(told)
-    assert sorted(node.name for kind in groups for node in kind.nodes) == sorted(node.name for node in told)
+    nodes = survey.read(survey_output("22.05.8", nodes=text)).nodes
+    groups = kinds(nodes)
+    assert sorted(node.name for kind in groups for node in kind.nodes) == sorted(node.name for node in nodes)
     assert len({kind.name for kind in groups}) == len(groups)
-    real = {node.name: node for node in told}
+    real = {node.name: node for node in nodes}
     for kind in groups:
         for member in kind.nodes:
             assert kind.node_type.memory is not None

@@ -70,8 +70,8 @@ class Cli:
         )
         if code is not None:
             assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
-        told = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        return {**(json.loads(told[-1]) if told else {}), "stderr": done.stderr}
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        return {**(json.loads(lines[-1]) if lines else {}), "stderr": done.stderr}
 
     def submit(self, *words: str) -> str:
         job = self("submit", "--cluster", self.cluster, "--parsable", "-t", "10", *words).stdout.strip()

@@ -31,7 +31,7 @@ def fault() -> None:
         if os.environ["LOCAL_RANK"] == "1":
             time.sleep(300)
         once.touch()
-        agent = next(one for one in psutil.Process().parents() if "--nproc-per-node=2" in one.cmdline())
+        agent = next(item for item in psutil.Process().parents() if "--nproc-per-node=2" in item.cmdline())
         for process in [agent, *agent.children(recursive=True)]:
             if process.pid != os.getpid():
                 process.kill()

@@ -25,7 +25,7 @@ from dtslurm import train
 module: Any = sys.modules["dtslurm.train.session"]
 module.COMPARE_S = 0.2  # 30 s otherwise
 print("has loaded torch", flush=True)
-faults = [one.split("@") for one in os.environ.get("FAULT", "").split(",") if one]
+faults = [word.split("@") for word in os.environ.get("FAULT", "").split(",") if word]
 SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
 run_dir = Path(os.environ["DTSLURM_RUN_DIR"])
 folder = Path(os.environ["DTSLURM_CHECKPOINT_DIR"])

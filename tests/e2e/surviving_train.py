@@ -64,7 +64,7 @@ def in_step(step: int, word: str) -> str:
                 seen.append((marks / str(other)).read_text().split())
             except OSError:
                 break
-        if len(seen) == world and all(int(one[0]) >= step for one in seen):
+        if len(seen) == world and all(int(item[0]) >= step for item in seen):
             return seen[0][1] if int(seen[0][0]) == step else "go"
         time.sleep(0.02)
 
@@ -88,7 +88,7 @@ while step < STEPS:
     slow = fault(step) or slow
     time.sleep(8.0 if slow else PACE)
     word = in_step(step, "leave" if told else "go")
-    weights = [(one * 6364136223846793005 + step + place) % 2**61 for place, one in enumerate(weights)]
+    weights = [(item * 6364136223846793005 + step + place) % 2**61 for place, item in enumerate(weights)]
     step += 1
     if rank == 0:
         with Path(os.environ["DTSLURM_METRICS"]).open("a") as file:

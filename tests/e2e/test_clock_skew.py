@@ -49,7 +49,7 @@ def test_f66_wrong_node_clock_does_not_shift_the_time_limit(cli: Cli, folder: Pa
     assert ended["cause"] == "time-limit"
     assert 15 < float(str(ended["time"])) - float(str(begun["time"])) < 45  # of 60 s, 30 are for the requeue
     assert cli.wait_for_end(job, 240)["statuses"][0]["state"] == "COMPLETED"
-    assert [one["cause"] for one in events_of(run, "attempt_ended")] == ["time-limit", "done"]
+    assert [event["cause"] for event in events_of(run, "attempt_ended")] == ["time-limit", "done"]
 
 
 @ON_SLURM
@@ -58,6 +58,6 @@ def test_f66_health_check_reports_a_clock_that_differs_from_the_controller(cli: 
     job = cli.submit(*options, *on_skewed_node(folder, -50), cli.script("print('done')"))
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     [health] = events_of(cli.run_dir(job), "health")
-    [found] = [one for one in health["findings"] if one["check"] == "clock"]
-    assert found["level"] == "warn"
-    assert "behind the controller's" in json.dumps(found)
+    [finding] = [finding for finding in health["findings"] if finding["check"] == "clock"]
+    assert finding["level"] == "warn"
+    assert "behind the controller's" in json.dumps(finding)

@@ -63,9 +63,9 @@ def test_diagnose_names_the_rank_that_failed_and_the_cause(cli: Cli, way: str) -
     assert verdict["node"] == {record.rank: record.host for record in cli.run_dir(job).ranks(0)}[3]
     assert verdict["evidence"]
     assert blame in (None, verdict["blame"])
-    said = cli("diagnose", job).stdout
-    assert "rank 3" in said
-    assert cause in said
+    stdout = cli("diagnose", job).stdout
+    assert "rank 3" in stdout
+    assert cause in stdout
 
 
 @WITHOUT_SSH
@@ -187,10 +187,10 @@ def test_c1_diagnose_prints_no_control_sequences(cli: Cli) -> None:
         cli.script(r"raise ValueError('\x1b]52;c;ZXZpbA==\x07\x1b[2J evil\nJobState=COMPLETED')")
     )
     cli.wait_for_end(job)
-    said = cli("diagnose", job).stdout
-    assert "evil" in said
-    assert "\x1b" not in said
-    assert "\x07" not in said
+    stdout = cli("diagnose", job).stdout
+    assert "evil" in stdout
+    assert "\x1b" not in stdout
+    assert "\x07" not in stdout
 
 
 @WITHOUT_SSH
@@ -228,14 +228,14 @@ def test_f13_missing_output_directory_is_explained(cli: Cli) -> None:
     if cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED":  # Slurm 26.05 makes the folder
         assert (logs / "batch.log").exists()
         return
-    told: dict[str, Any] = {}
+    result: dict[str, Any] = {}
 
     def accounted() -> bool:  # which lags; that of Slurm 20.11 tells at times exit code 1 in place of 0:53
-        told.update(cli.status(job)["statuses"][0])
-        return bool(told["signal"] == 53 or told["exit_code"] == 1)
+        result.update(cli.status(job)["statuses"][0])
+        return bool(result["signal"] == 53 or result["exit_code"] == 1)
 
     cli.wait_until(accounted)
-    if told["signal"] == 53:
+    if result["signal"] == 53:
         assert "could not open the job's output file" in cli("status", job).stdout.replace("\n", " ")
     verdict = verdict_of(cli, job)
     assert (verdict["cause"], verdict["blame"]) == ("unknown", "site")

@@ -54,10 +54,10 @@ def test_discover_writes_and_updates_a_profile_that_check_verifies(cli: Cli) -> 
     document = json.loads(done.stdout)
     assert (document["cluster"], document["written"], document["extends"]) == ("lab", True, None)
     assert document["node_types"] == {"gpu-a100x8": 4}
-    found = values(document)
-    assert found["node_types.gpu-a100x8.gpus.model"] == "A100-SXM4-80GB"
-    assert found["node_types.gpu-a100x8.gpus.memory"] == "81920M"
-    assert found["slurm.partitions.short.max_nodes"] == 2
+    result = values(document)
+    assert result["node_types.gpu-a100x8.gpus.model"] == "A100-SXM4-80GB"
+    assert result["node_types.gpu-a100x8.gpus.memory"] == "81920M"
+    assert result["slurm.partitions.short.max_nodes"] == 2
     assert [probe["problem"] for probe in document["probes"]] == [""]
     assert not list((Path(cli.env["DTSLURM_RUN_ROOT"])).glob(".probe-*"))
     text = path.read_text()
@@ -76,8 +76,8 @@ def test_discover_writes_and_updates_a_profile_that_check_verifies(cli: Cli) -> 
     )
     edited = edited.replace('max_time: "00:10:00"', 'max_time: "9:00:00" ')
     path.write_text(edited)
-    told = cli("cluster", "discover", "-o", str(path), "--no-probe").stderr
-    assert "your value is kept: slurm.partition is short, found main" in told
+    stderr = cli("cluster", "discover", "-o", str(path), "--no-probe").stderr
+    assert "your value is kept: slurm.partition is short, found main" in stderr
     assert path.read_text() == edited
     wrong = cli("cluster", "check", "mine", "--no-probe", "-l", "torchrun", code=1)
     rows = [line.split("  ") for line in wrong.stdout.splitlines()]
@@ -103,9 +103,9 @@ def test_discover_overwrites_a_file_only_after_confirmation(cli: Cli) -> None:
     path = cli.folder / "lab.yaml"
     own = "# mine\nslurm:\n  partition: short   # I like it\n"
     path.write_text(own)
-    told = cli("cluster", "discover", "-o", str(path), "--no-probe").stderr
-    assert "+  max_array_size: 10001" in told
-    assert "not written: there is no terminal for the confirmation" in told
+    stderr = cli("cluster", "discover", "-o", str(path), "--no-probe").stderr
+    assert "+  max_array_size: 10001" in stderr
+    assert "not written: there is no terminal for the confirmation" in stderr
     assert path.read_text() == own
     cli("cluster", "discover", "-o", str(path), "--no-probe", "--yes")
     new = path.read_text()
@@ -122,10 +122,10 @@ def test_discover_and_check_work_over_ssh(tmp_path: Path, sshd_login: Login) -> 
     folder.mkdir()
     cli = Cli("far", folder, {**sshd_login.env, "PATH": os.environ["PATH"]})
     document = json.loads(cli("cluster", "discover", sshd_login.host, "--json").stdout)
-    found = values(document)
-    assert found["login.host"] == sshd_login.host
-    assert found["slurm.partition"] == "main"
-    assert found["node_types.gpu-a100x8.gpus.count"] == 8
+    result = values(document)
+    assert result["login.host"] == sshd_login.host
+    assert result["slurm.partition"] == "main"
+    assert result["node_types.gpu-a100x8.gpus.count"] == 8
     assert document["probes"][0]["seen"]["node"].startswith("n")
     far_profile(tmp_path, sshd_login.host)
     proof = cli("cluster", "check", "far", "--no-fabric", "--no-probe", "--json")
@@ -180,11 +180,13 @@ def test_discover_of_a_thousand_nodes_makes_few_requests(thousand_nodes: ManyNod
     assert document["node_types"] == {
         "gpu-h100x8": 200, "gpu-a100x4-40G": 399, "gpu-a100x4-80G": 100, "gpu-a100x8": 1, "cpu-128": 300,
     }  # fmt: skip
-    found = values(document)
-    assert found["slurm.partitions.main.note"] == "several node types: 399 gpu-a100x4-40G, 100 gpu-a100x4-80G"
-    assert found["node_types.gpu-a100x4-80G.constraint"] == "hbm80g"
-    assert found["slurm.partitions.h100.note"] == "only for accounts ml"
-    assert found["node_types.gpu-a100x8.gpus.model"] == "A100-SXM4-80GB"  # by the one node that runs jobs
+    result = values(document)
+    assert (
+        result["slurm.partitions.main.note"] == "several node types: 399 gpu-a100x4-40G, 100 gpu-a100x4-80G"
+    )
+    assert result["node_types.gpu-a100x4-80G.constraint"] == "hbm80g"
+    assert result["slurm.partitions.h100.note"] == "only for accounts ml"
+    assert result["node_types.gpu-a100x8.gpus.model"] == "A100-SXM4-80GB"  # by the one node that runs jobs
     assert any("none of the 200 nodes of gpu-h100x8 is available" in line for line in document["notices"])
     assert any("accounting did not answer" in line for line in document["notices"])  # it is off here
     proof = json.loads(cli("cluster", "check", "./big.yaml", "--no-probe", "--json", "-l", "srun").stdout)
@@ -214,8 +216,8 @@ def test_discover_refuses_unknown_partitions_and_unsuitable_files(
     thousand_nodes: ManyNodes, tmp_path: Path
 ) -> None:
     cli = Cli("slurm", tmp_path, dict(thousand_nodes.env))
-    told = cli("cluster", "discover", "-p", "nope", code=2).stderr
-    assert "there is no partition nope; there are: cpu, h100, main, short" in told
+    stderr = cli("cluster", "discover", "-p", "nope", code=2).stderr
+    assert "there is no partition nope; there are: cpu, h100, main, short" in stderr
     assert "must end in .yaml" in cli("cluster", "discover", "-o", "x.txt", code=2).stderr
     assert "is a folder" in cli("cluster", "discover", "-o", ".", code=2).stderr
     (tmp_path / "bad.yaml").write_text("a: [1\n")
@@ -236,8 +238,8 @@ def test_discover_extends_the_included_profile_of_a_known_cluster(
     assert (document["name"], document["extends"]) == ("snellius", "snellius")
     assert "extends: snellius\n" in document["profile"]
     assert "Recognised as snellius by ClusterName snellius" in document["profile"]
-    found = {fact["key"]: fact for fact in document["facts"]}
-    assert "(profile snellius: " in found["slurm.partition"]["evidence"]
+    result = {fact["key"]: fact for fact in document["facts"]}
+    assert "(profile snellius: " in result["slurm.partition"]["evidence"]
     path = tmp_path / "cluster_profiles" / "snellius.yaml"
     path.parent.mkdir()
     path.write_text(document["profile"])

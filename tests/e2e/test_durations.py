@@ -31,7 +31,7 @@ def shown_durations(cli: Cli, job: str) -> dict[str, str]:
     """Return what each screen shows as the duration of a run that has ended."""
     cli("report", "-o", "page.html", job)
     cli("compare", job, job, "--json")
-    told = cli.status(job)
+    result = cli.status(job)
     [row] = [row for row in json.loads(cli("top", "--json").stdout)["jobs"] if row["job_id"] == job]
     [line] = [line for line in cli("status").stdout.splitlines() if line.startswith(job)]
     after = re.search(r", after (\S+)", cli("status", job).stdout)
@@ -41,7 +41,7 @@ def shown_durations(cli: Cli, job: str) -> dict[str, str]:
     assert page is not None
     assert screen is not None
     compared = json.loads(cli("compare", job, job, "--json").stdout)["runs"][0]
-    seconds = told["durations"][job]["duration_s"]
+    seconds = result["durations"][job]["duration_s"]
     assert duration(seconds) in screen[0].split()
     return {
         "status": line.split()[6],
@@ -57,10 +57,10 @@ def shown_durations(cli: Cli, job: str) -> dict[str, str]:
 @pytest.mark.parametrize("words", [(), ("--max-restarts", "1")])
 def test_all_screens_show_the_same_duration_and_node_notation(cli: Cli, words: tuple[str, ...]) -> None:
     job = cli.submit(*SIZES, *words, cli.script(TRAIN))
-    told = cli.wait_for_end(job)
+    result = cli.wait_for_end(job)
     shown = shown_durations(cli, job)
     assert len(set(shown.values())) == 1, shown
-    nodes = told["statuses"][0]["nodelist"]
+    nodes = result["statuses"][0]["nodelist"]
     assert re.fullmatch(r"[a-z]+\[\d-\d\]", nodes)
     texts = [
         cli("status", job).stdout,
@@ -71,7 +71,7 @@ def test_all_screens_show_the_same_duration_and_node_notation(cli: Cli, words: t
         assert nodes in text
         assert not re.search(r"\b[a-z]+\d, ?[a-z]+\d\b", text)
     attempts = attempts_of(cli.run_dir(job).events())
-    assert {one.nodes for one in attempts} == {nodes}
+    assert {attempt.nodes for attempt in attempts} == {nodes}
     assert len(attempts) == (2 if words else 1)
     pause = sum((after.started or 0) - (before.ended or 0) for before, after in pairwise(attempts))
-    assert told["durations"][job]["between_attempts_s"] == pytest.approx(pause)
+    assert result["durations"][job]["between_attempts_s"] == pytest.approx(pause)

@@ -26,9 +26,9 @@ def test_c19_c20_submitter_environment_is_neither_copied_nor_executed(cli: Cli, 
     assert cli.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
     run = cli.run_dir(job)
     assert "told ['CANARY_ASKED']" in (run.logs(0) / "rank-0.log").read_text()
-    told = ran.read_text().split() if ran.exists() else []
+    words = ran.read_text().split() if ran.exists() else []
     assert (
-        job not in told
+        job not in words
     )  # a shell that the submitting command starts here may have read it: it is the user's
     written = [path for path in run.path.rglob("*") if path.is_file() and path.name != "train.py"]
     assert [path.name for path in written if b"c4n4ry" in path.read_bytes()] == []

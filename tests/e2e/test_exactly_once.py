@@ -176,8 +176,8 @@ def test_f16_run_that_cannot_be_claimed_reports_the_reason(
     assert re.search(r"job \d+ ends without work.*/claim.*No space left on device", log)
     (view,) = views(context, [find(context, record.token)])
     assert view.statuses[0].exit_code == 1  # 87 would say that another job has the run
-    found = diagnose(context, view.record)
-    assert any("No space left on device" in line.text for line in found.verdict.evidence), found
+    diagnosis = diagnose(context, view.record)
+    assert any("No space left on device" in line.text for line in diagnosis.verdict.evidence), diagnosis
 
 
 def test_f3_every_array_task_works(lab: SlurmLab, project: Path) -> None:

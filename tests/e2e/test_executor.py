@@ -134,7 +134,7 @@ def run(cli: Cli, text: str, *, code: int | None = 0, path: str = "") -> dict[st
 
 
 def test_functions_return_their_results(cli: Cli) -> None:
-    told = run(
+    result = run(
         cli,
         """
         ex = executor()
@@ -147,32 +147,32 @@ def test_functions_return_their_results(cli: Cli) -> None:
              state=one.state)
         """,
     )
-    assert told["one"] == 3
-    assert told["many"] == [0, 2, 4, 6]
-    assert told["later"] == [10, 11]
-    array = told["ids"][0].partition("_")[0]
-    assert told["ids"] == [f"{array}_{number}" for number in range(4)]
-    assert told["done"]
-    assert "adding 2 2" in told["out"]
+    assert result["one"] == 3
+    assert result["many"] == [0, 2, 4, 6]
+    assert result["later"] == [10, 11]
+    array = result["ids"][0].partition("_")[0]
+    assert result["ids"] == [f"{array}_{number}" for number in range(4)]
+    assert result["done"]
+    assert "adding 2 2" in result["out"]
 
 
 def test_exception_is_returned_with_its_traceback(cli: Cli) -> None:
-    told = run(
+    result = run(
         cli,
         """
         job, odd = executor().map_array(lambda run: run(), [fail, raise_lock])
         tell(error=str(job.exception()), odd=str(odd.exception()), kind=type(job.exception()).__name__)
         """,
     )
-    assert "ValueError: no such thing as a free lunch" in told["error"]
-    assert 'raise ValueError("no such thing as a free lunch")' in told["error"]
-    assert told["kind"] == "FailedJobError"
-    assert "ValueError: held" in told["odd"]
+    assert "ValueError: no such thing as a free lunch" in result["error"]
+    assert 'raise ValueError("no such thing as a free lunch")' in result["error"]
+    assert result["kind"] == "FailedJobError"
+    assert "ValueError: held" in result["odd"]
 
 
 @WITHOUT_SSH
 def test_job_error_is_the_error_of_the_task_that_failed_first(cli: Cli) -> None:
-    told = run(
+    result = run(
         cli,
         """
         job = executor(tasks_per_node=3).submit(fail_on_the_second)
@@ -185,29 +185,29 @@ def test_job_error_is_the_error_of_the_task_that_failed_first(cli: Cli) -> None:
         tell(kind=kind, error=error, same=same, seconds=time.monotonic() - begin)
         """,
     )
-    assert told["kind"] == "FailedJobError"
-    assert "ValueError: no such thing as a free lunch" in told["error"]
-    assert told["same"]
-    assert told["seconds"] < 40  # the other two are not waited for: they get no result
+    assert result["kind"] == "FailedJobError"
+    assert "ValueError: no such thing as a free lunch" in result["error"]
+    assert result["same"]
+    assert result["seconds"] < 40  # the other two are not waited for: they get no result
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
 def test_result_that_does_not_fit_on_the_disk_is_reported(cli: Cli) -> None:
-    told = run(
+    result = run(
         cli,
         """
         job = executor(dtslurm_setup=["ulimit -f 200"]).submit(bytes, 5_000_000)
         tell(error=str(job.exception()), kind=type(job.exception()).__name__)
         """,
     )
-    assert told["kind"] == "FailedJobError"
-    assert "File too large" in told["error"]
+    assert result["kind"] == "FailedJobError"
+    assert "File too large" in result["error"]
 
 
 @WITHOUT_SSH
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_ranks_have_their_job_environment_and_communicate(cli: Cli, launcher: str) -> None:
-    told = run(
+    result = run(
         cli,
         f"""
         ex = executor(nodes=2, tasks_per_node=2, dtslurm_launcher={launcher!r})
@@ -215,30 +215,30 @@ def test_ranks_have_their_job_environment_and_communicate(cli: Cli, launcher: st
         tell(places=places.results(), sums=sums.results(), id=places.job_id)
         """,
     )
-    job = told["id"]
-    assert told["places"] == [[0, 4, 0, 0, job], [1, 4, 1, 0, job], [2, 4, 0, 1, job], [3, 4, 1, 1, job]]
-    assert told["sums"] == [10.0] * 4
+    job = result["id"]
+    assert result["places"] == [[0, 4, 0, 0, job], [1, 4, 1, 0, job], [2, 4, 0, 1, job], [3, 4, 1, 1, job]]
+    assert result["sums"] == [10.0] * 4
 
 
 @WITHOUT_SSH
 def test_submitit_helpers_work_in_ranks_and_child_processes(cli: Cli) -> None:
-    told = run(
+    result = run(
         cli,
         """
         job = executor(tasks_per_node=2).submit(everywhere)
         tell(ranks=job.results(), id=job.job_id, logs=[job.stderr()])
         """,
     )
-    for rank, (said, spawned, shared, address) in enumerate(told["ranks"]):
-        assert said == ["dtslurm", str(rank), told["id"]]
+    for rank, (said, spawned, shared, address) in enumerate(result["ranks"]):
+        assert said == ["dtslurm", str(rank), result["id"]]
         assert spawned
         assert shared == [str(rank), "2", str(rank), "2"]
-        assert address == told["ranks"][0][3]
+        assert address == result["ranks"][0][3]
 
 
 @WITHOUT_SSH
 def test_function_receives_only_named_variables(cli: Cli) -> None:
-    told = run(
+    result = run(
         cli,
         """
         os.environ.update(COPIED="here", NOT_NAMED="here")
@@ -246,11 +246,11 @@ def test_function_receives_only_named_variables(cli: Cli) -> None:
         tell(values=job.result())
         """,
     )
-    assert told["values"] == ["here", "3", None]
+    assert result["values"] == ["here", "3", None]
 
 
 def test_stdout_and_stderr_are_separate_unless_merged(cli: Cli) -> None:
-    told = run(
+    result = run(
         cli,
         """
         apart, together = executor().submit(noisy), executor(stderr_to_stdout=True).submit(noisy)
@@ -263,28 +263,28 @@ def test_stdout_and_stderr_are_separate_unless_merged(cli: Cli) -> None:
              id=apart.job_id)
         """,
     )
-    out, err = (text.splitlines() for text in told["apart"])
+    out, err = (text.splitlines() for text in result["apart"])
     assert [line for line in out if line.startswith("to ")] == ["to out"]
     assert err == ["to err"]
-    assert {"to out", "to err"} <= set(told["together"][0].splitlines())
-    assert told["together"][1] is None
+    assert {"to out", "to err"} <= set(result["together"][0].splitlines())
+    assert result["together"][1] is None
     if cli.cluster != "far":  # paths of another machine are not here
-        assert told["paths"] == [True, True, False]
-    log = cli("logs", told["id"]).stdout
+        assert result["paths"] == [True, True, False]
+    log = cli("logs", result["id"]).stdout
     assert "to out" in log
     assert "to err" in log
 
 
 def test_job_is_recreated_from_its_folder_and_id(cli: Cli) -> None:
-    told = run(cli, "tell(id=executor().submit(add, 20, 3).job_id)")
+    result = run(cli, "tell(id=executor().submit(add, 20, 3).job_id)")
     again = run(
         cli,
         f"""
-        job = dtslurm.executor.DtslurmJob("logs/%j", {told["id"]!r})
+        job = dtslurm.executor.DtslurmJob("logs/%j", {result["id"]!r})
         tell(result=job.result(), state=job.state, out=stdout_with(job, "adding"), run=job.record.job_id)
         """,
     )
-    assert (again["result"], again["run"]) == (23, told["id"])
+    assert (again["result"], again["run"]) == (23, result["id"])
     assert again["state"] in {"RUNNING", "COMPLETED"}  # the result is there before the job is over
     assert "adding 20 3" in again["out"]
     stderr = run(cli, 'dtslurm.executor.DtslurmJob("logs/%j", "987654").result()', code=1)["stderr"]
@@ -293,7 +293,7 @@ def test_job_is_recreated_from_its_folder_and_id(cli: Cli) -> None:
 
 @WITHOUT_SSH
 def test_pickled_job_can_be_cancelled(cli: Cli) -> None:
-    told = run(
+    result = run(
         cli,
         """
         import pickle
@@ -306,14 +306,14 @@ def test_pickled_job_can_be_cancelled(cli: Cli) -> None:
         tell(state=job.state, kind=type(job.exception()).__name__, same=copy.job_id == job.job_id)
         """,
     )
-    assert told["state"].startswith("CANCELLED")
-    assert told["kind"] == "UncompletedJobError"
-    assert told["same"]
+    assert result["state"].startswith("CANCELLED")
+    assert result["kind"] == "UncompletedJobError"
+    assert result["same"]
 
 
 @ON_SLURM
 def test_cancelled_job_is_done_before_slurm_kills_its_processes(cli: Cli) -> None:
-    told = run(
+    result = run(
         cli,
         """
         job = executor().submit(sleep_long)  # submitit has it ignore TERM, so that it lives until KillWait
@@ -326,13 +326,13 @@ def test_cancelled_job_is_done_before_slurm_kills_its_processes(cli: Cli) -> Non
         tell(seconds=time.monotonic() - begin, state=job.state)
         """,
     )
-    assert told["state"] == "CANCELLED"
-    assert told["seconds"] < 3
+    assert result["state"] == "CANCELLED"
+    assert result["seconds"] < 3
 
 
 @WITHOUT_SSH
 def test_function_that_exits_without_a_result_is_reported_without_a_wait(cli: Cli) -> None:
-    told = run(
+    result = run(
         cli,
         """
         job = executor().submit(os._exit, 3)
@@ -340,13 +340,13 @@ def test_function_that_exits_without_a_result_is_reported_without_a_wait(cli: Cl
         tell(kind=type(job.exception()).__name__, state=job.state, told=str(job.exception()))
         """,
     )
-    assert (told["kind"], told["state"]) == ("UncompletedJobError", "FAILED")
-    assert "has not produced any output" in told["told"]
+    assert (result["kind"], result["state"]) == ("UncompletedJobError", "FAILED")
+    assert "has not produced any output" in result["told"]
 
 
 @WITHOUT_SSH
 def test_tasks_that_exit_without_a_result_are_reported_without_a_wait(cli: Cli) -> None:
-    told = run(
+    result = run(
         cli,
         """
         job = executor(tasks_per_node=2).submit(os._exit, 3)
@@ -355,8 +355,8 @@ def test_tasks_that_exit_without_a_result_are_reported_without_a_wait(cli: Cli) 
         tell(kind=type(job.exception()).__name__, tasks=[task.done() for task in job._sub_jobs])
         """,
     )
-    assert told["kind"] == "UncompletedJobError"
-    assert told["tasks"] == [True, True]
+    assert result["kind"] == "UncompletedJobError"
+    assert result["tasks"] == [True, True]
 
 
 @ON_SLURM
@@ -370,7 +370,7 @@ def test_second_submission_runs_only_sbatch(cli: Cli, tmp_path: Path) -> None:
         )
         (shims / name).chmod(0o755)
     cli.env["PATH"] = f"{shims}:{path}"
-    told = run(
+    result = run(
         cli,
         f"""
         ex, calls = executor(dtslurm_setup=["PATH={path}"]), Path({str(calls)!r})
@@ -381,15 +381,15 @@ def test_second_submission_runs_only_sbatch(cli: Cli, tmp_path: Path) -> None:
         tell(before=before, after=after, results=[first.result(), second.result()])
         """,
     )
-    assert told["results"] == [3, 5]
-    assert {"scontrol", "sbatch"} <= set(told["before"])
-    assert told["after"] == ["sbatch"]
+    assert result["results"] == [3, 5]
+    assert {"scontrol", "sbatch"} <= set(result["before"])
+    assert result["after"] == ["sbatch"]
 
 
 @WITHOUT_SSH
 @pytest.mark.parametrize("timeout", [True, False])
 def test_checkpointed_function_continues_after_an_interruption(cli: Cli, timeout: bool) -> None:
-    told = run(
+    result = run(
         cli,
         f"""
         job = executor().submit(Count("."), 6)
@@ -402,8 +402,8 @@ def test_checkpointed_function_continues_after_an_interruption(cli: Cli, timeout
         tell(result=job.result(), out=out)
         """,
     )
-    assert told["result"] == [5, "1"]
-    assert [line for line in told["out"].splitlines() if line.startswith("attempt")] == [
+    assert result["result"] == [5, "1"]
+    assert [line for line in result["out"].splitlines() if line.startswith("attempt")] == [
         "attempt 0",
         "attempt 1",
     ]
@@ -453,7 +453,7 @@ def test_oldest_supported_submitit_works(cli: Cli, tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )
-    told = run(
+    result = run(
         cli,
         """
         jobs = executor(tasks_per_node=2).map_array(add, [1, 2], [3, 4])
@@ -461,8 +461,8 @@ def test_oldest_supported_submitit_works(cli: Cli, tmp_path: Path) -> None:
         """,
         path=folder,
     )
-    assert told["sums"] == [[4, 4], [6, 6]]
-    assert told["version"] == "1.5.0"
+    assert result["sums"] == [[4, 4], [6, 6]]
+    assert result["version"] == "1.5.0"
 
 
 @WITHOUT_SSH

@@ -19,9 +19,9 @@ def test_training_starts_after_a_passed_fabric_check(cli: Cli) -> None:
     job = cli.submit(*ASKED, cli.script("print('trained')"))
     assert [item["state"] for item in cli.wait_for_end(job, 150)["statuses"]] == ["COMPLETED"]
     run = cli.run_dir(job).path
-    found = json.loads((run / "fabric.json").read_text())
-    assert len(found["hosts"]) == 4
-    assert found["problem"] is None
+    document = json.loads((run / "fabric.json").read_text())
+    assert len(document["hosts"]) == 4
+    assert document["problem"] is None
     assert "fabric check: " in (run / "logs" / "0" / "fabric-check.log").read_text()
     assert "GB/s over 4 ranks by gloo" in (run / "logs" / "batch.log").read_text()
     assert "trained" in (run / "logs" / "0" / "rank-3.log").read_text()
@@ -39,8 +39,8 @@ def test_training_does_not_start_after_a_failed_fabric_check(cli: Cli) -> None:
     assert status["state"] == "FAILED"
     assert status["exit_code"] == 86
     run = cli.run_dir(job).path
-    told = (run / "logs" / "batch.log").read_text().splitlines()
-    (line,) = [line for line in told if line.startswith("fabric check failed: ")]
+    lines = (run / "logs" / "batch.log").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("fabric check failed: ")]
     assert "less than half of the 1e+06 expected" in line
     assert not list((run / "ranks" / "0").glob("*.json"))
     assert "export NCCL_NET=Socket" in (run / "script.sbatch").read_text()
@@ -48,5 +48,5 @@ def test_training_does_not_start_after_a_failed_fabric_check(cli: Cli) -> None:
 
 @WITHOUT_SSH
 def test_fabric_check_with_a_single_rank_is_refused(cli: Cli) -> None:
-    told = cli("render", "--cluster", cli.cluster, "--fabric-check", cli.script("pass"), code=2).stderr
-    assert "--fabric-check measures the network between ranks, and this job has only one rank" in told
+    stderr = cli("render", "--cluster", cli.cluster, "--fabric-check", cli.script("pass"), code=2).stderr
+    assert "--fabric-check measures the network between ranks, and this job has only one rank" in stderr

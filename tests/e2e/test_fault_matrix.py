@@ -203,13 +203,13 @@ class Trial:
         }
         faults[fault]()
         (self.site.marks / "go").touch()
-        told = process.communicate(timeout=600)
+        output = process.communicate(timeout=600)
         if fault == "controller down":
             self.site.lab.start_controller()
             self.site.lab.run(["scancel", f"--name={PLACEHOLDER}"], check=False)  # it may have come back
             self.restarted = True
         self.site.disk.free()
-        return told
+        return output
 
     def queue(self) -> str:
         """Return what is queued: job, state and reason, a line each."""

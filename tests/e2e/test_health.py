@@ -39,7 +39,7 @@ def adapters(top: Path, bad: str) -> str:
 
 def events(run: Path, name: str) -> list[dict[str, Any]]:
     lines = (run / "events.jsonl").read_text().splitlines()
-    return [one for one in map(json.loads, lines) if one["event"] == name]
+    return [item for item in map(json.loads, lines) if item["event"] == name]
 
 
 @ON_SLURM
@@ -69,10 +69,10 @@ def test_spare_node_replaces_a_bad_node_and_the_next_job_excludes_the_bad_node(
     assert "#SBATCH --exclude=n1\n" in next_job.stdout
     assert cli.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
     assert json.loads((run / "final.json").read_text())
-    found = {event["node"]: event for event in events(run, "health")}
-    assert {node: event["ok"] for node, event in found.items()} == {"n1": False, "n2": True, "n3": True}
+    result = {event["node"]: event for event in events(run, "health")}
+    assert {node: event["ok"] for node, event in result.items()} == {"n1": False, "n2": True, "n3": True}
     fault = {"check": "hca", "level": "bad", "evidence": "mlx5_0 is DOWN"}
-    assert fault in found["n1"]["findings"]
+    assert fault in result["n1"]["findings"]
     [attempt] = events(run, "attempt")
     assert attempt["nodes"] == ["n2", "n3"]
     log = (run / "logs/batch.log").read_text()
@@ -126,9 +126,9 @@ def test_fault_of_all_nodes_stops_the_run_with_a_diagnosis(cli: Cli, tmp_path: P
     job = cli.submit(*words, "--env", f"DTSLURM_SYSFS={tmp_path}", "train.py")
     ended = cli.wait_for_end(job, limit=180)["statuses"][0]
     assert (ended["state"], ended["exit_code"]) == ("FAILED", 86)
-    told = json.loads(cli("diagnose", "--json", job).stdout)["verdict"]
-    assert (told["cause"], told["blame"]) == ("health-check", "site")
-    assert "the same problem on every node: hca: mlx5_0 does not exist" in told["summary"]
+    verdict = json.loads(cli("diagnose", "--json", job).stdout)["verdict"]
+    assert (verdict["cause"], verdict["blame"]) == ("health-check", "site")
+    assert "the same problem on every node: hca: mlx5_0 does not exist" in verdict["summary"]
 
 
 @OVER_SSH
@@ -139,8 +139,8 @@ def test_shared_bad_node_list_is_kept_on_the_cluster(cli: Cli, tmp_path: Path) -
     assert "n[1-2] of team: excluded for" in said.stderr
     assert len((tmp_path / "team.jsonl").read_text().splitlines()) == 2
     cli.env["XDG_STATE_HOME"] = str(tmp_path / "somebody else")
-    found = json.loads(cli("cluster", "nodes", "--cluster", "team", "--json").stdout)["nodes"]
-    assert [(one["node"], one["shared"]) for one in found] == [("n1", True), ("n2", True)]
+    nodes = json.loads(cli("cluster", "nodes", "--cluster", "team", "--json").stdout)["nodes"]
+    assert [(item["node"], item["shared"]) for item in nodes] == [("n1", True), ("n2", True)]
     script = cli("submit", "--dry-run", "--cluster", "team", "-t", "5", "train.py").stdout
     assert "#SBATCH --exclude=n[1-2]\n" in script
     cli("cluster", "nodes", "remove", "n[1-2]", "--cluster", "team")

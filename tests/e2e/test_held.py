@@ -37,10 +37,10 @@ def suggested_commands(cli: Cli, job: str, reason: str) -> list[list[str]]:
     """Wait until a job waits for a reason, and return the words of the commands that `status` tells."""
     cli.wait_until(lambda: reason in str(cli.status(job)["statuses"][0]["reason"]), 120)
     shown = cli("status", job).stdout
-    told = next(line for line in shown.splitlines() if "what to do" in line)
-    found = re.findall(r"((?:scontrol update JobId=|dtslurm release )\d+[ \w=]*?)(?= and |;|,|$)", told)
-    assert found, shown
-    return [shlex.split(one) for one in found]
+    result = next(line for line in shown.splitlines() if "what to do" in line)
+    matches = re.findall(r"((?:scontrol update JobId=|dtslurm release )\d+[ \w=]*?)(?= and |;|,|$)", result)
+    assert matches, shown
+    return [shlex.split(item) for item in matches]
 
 
 def test_f23_f32_f32b_status_suggests_a_command_that_ends_each_wait(lab: SlurmLab, tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def test_f32b_status_names_the_excess_excluded_nodes(cli: Cli, slurm_lab: SlurmL
     cli.script("print('trained')\n", "train.py")
     job = cli.submit("-N2", "-x", "n4", "--sbatch=--begin=now+1hour", "--python", sys.executable, "train.py")
     slurm_lab.run(["scontrol", "update", f"JobId={job}", "ExcNodeList=n2,n3,n4", "StartTime=now"])
-    told = suggested_commands(cli, job, "BadConstraints")
+    result = suggested_commands(cli, job, "BadConstraints")
     assert "excludes n[2-4]" in cli("status", job).stdout
-    assert told[0][1:] == ["update", f"JobId={job}", "ExcNodeList="]
-    for words in told[:2]:
+    assert result[0][1:] == ["update", f"JobId={job}", "ExcNodeList="]
+    for words in result[:2]:
         if words[0] == "dtslurm":
             cli(*words[1:], code=None)
         else:

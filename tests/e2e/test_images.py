@@ -102,8 +102,8 @@ def test_missing_image_is_named(boxed: Cli) -> None:
     (boxed.folder / "go").touch()
     job = submit(boxed, "none:1")
     assert boxed.wait_for_end(job, limit=180)["statuses"][0]["state"] == "FAILED"
-    told = (boxed.run_dir(job).path / "logs" / "batch.log").read_text()
-    assert "the image could not be pulled: docker://none:1" in told
+    text = (boxed.run_dir(job).path / "logs" / "batch.log").read_text()
+    assert "the image could not be pulled: docker://none:1" in text
     assert image_files(boxed) == []
     assert '"cause": "container' in boxed("diagnose", "--json", job, code=None).stdout
 

@@ -80,9 +80,9 @@ def check(cli: Cli, trouble: str, per_node: int) -> None:
     assert verdict["advice"]
     by = [rank["by"] for rank in seen["ranks"]]
     assert by.count("py-spy") == 2 * per_node, seen["missing"]
-    said = cli("diagnose", "--live", job).stdout
-    assert f"rank {per_node}" in said
-    assert "the job hangs" in said
+    stdout = cli("diagnose", "--live", job).stdout
+    assert f"rank {per_node}" in stdout
+    assert "the job hangs" in stdout
     assert cli.state(job) == "RUNNING"
 
 

@@ -39,7 +39,7 @@ def nodes_with_heartbeats(run: RunDir) -> list[str]:
 
 def agent_processes(run: RunDir, node: str) -> list[int]:
     """Return the processes that give a node's signs of life."""
-    found = []
+    result = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
@@ -48,8 +48,8 @@ def agent_processes(run: RunDir, node: str) -> list[int]:
             continue
         own = f"{run.path}/supervisor".encode()
         if own in words and b"srun" not in words[0] and words[words.index(own) + 1] == b"node":
-            found += [int(folder.name)] if f"SLURMD_NODENAME={node}".encode() in env else []
-    return found
+            result += [int(folder.name)] if f"SLURMD_NODENAME={node}".encode() in env else []
+    return result
 
 
 def strike(run: RunDir, number: signal.Signals, place: int) -> str:
@@ -74,9 +74,9 @@ def test_f87_ranks_continue_training_when_an_agent_is_killed_or_frozen(
     assert ("supervisor.json" in files, len(files)) == (layout == LARGE, 2)
     node = strike(run, number, place)
     assert cli.wait_for_end(job, 300)["statuses"][0]["state"] == "COMPLETED"
-    assert [one["cause"] for one in events_of(run, "attempt_ended")] == ["done"]
+    assert [event["cause"] for event in events_of(run, "attempt_ended")] == ["done"]
     assert events_of(run, "node_excluded") == []
-    assert [one["node"] for one in events_of(run, "agent_restarted")] == [node]
+    assert [event["node"] for event in events_of(run, "agent_restarted")] == [node]
     cli.wait_until(lambda: agent_processes(run, node) == [])
 
 
@@ -86,5 +86,5 @@ def test_f87_node_without_an_agent_is_not_blamed_for_the_failure_of_another_rank
     cli.wait_until(lambda: len(run.metrics(0)) >= 22)
     strike(run, signal.SIGKILL, 1)
     assert cli.wait_for_end(job, 300)["statuses"][0]["state"] == "COMPLETED"
-    assert [one["cause"] for one in events_of(run, "attempt_ended")] == ["exit-code", "done"]
+    assert [event["cause"] for event in events_of(run, "attempt_ended")] == ["exit-code", "done"]
     assert events_of(run, "node_excluded") == []

@@ -24,7 +24,7 @@ def run(cli: Cli, text: str) -> dict[str, Any]:
 
 
 def test_python_api_submits_follows_and_waits_for_a_script(cli: Cli) -> None:
-    told = run(
+    result = run(
         cli,
         """
         job = dtslurm.submit("train.py", 0, cluster=sys.argv[1], time=5, ntasks_per_node=2, launcher="srun")
@@ -36,14 +36,14 @@ def test_python_api_submits_follows_and_waits_for_a_script(cli: Cli) -> None:
         }))
         """,
     )
-    assert told["lines"] == [[0, "hello from 0"], [1, "hello from 1"]]
-    assert (told["code"], told["state"], told["done"], told["newest"]) == (0, "COMPLETED", True, True)
-    assert told["metrics"] == {"step": 1, "loss": 0.5}
+    assert result["lines"] == [[0, "hello from 0"], [1, "hello from 1"]]
+    assert (result["code"], result["state"], result["done"], result["newest"]) == (0, "COMPLETED", True, True)
+    assert result["metrics"] == {"step": 1, "loss": 0.5}
 
 
 @WITHOUT_SSH
 def test_python_api_awaits_and_explains_a_failure(cli: Cli) -> None:
-    told = run(
+    result = run(
         cli,
         """
         jobs = [dtslurm.Cluster(sys.argv[1]).submit("train.py", code, time=5) for code in (0, 7)]
@@ -59,14 +59,14 @@ def test_python_api_awaits_and_explains_a_failure(cli: Cli) -> None:
                               "cause": jobs[1].diagnose().cause}))
         """,
     )
-    assert told["codes"] == [0, 7]
-    assert "failed with exit code 7" in told["error"]
-    assert (told["code"], told["cause"]) == (7, "exit-code")
+    assert result["codes"] == [0, 7]
+    assert "failed with exit code 7" in result["error"]
+    assert (result["code"], result["cause"]) == (7, "exit-code")
 
 
 @WITHOUT_SSH
 def test_python_api_wait_times_out_and_cancel_ends_the_job(cli: Cli) -> None:
-    told = run(
+    result = run(
         cli,
         """
         job = dtslurm.submit("train.py", 0, cluster=sys.argv[1], time=5, setup=["sleep 300"])
@@ -77,6 +77,6 @@ def test_python_api_wait_times_out_and_cancel_ends_the_job(cli: Cli) -> None:
             print(json.dumps({"error": str(error), "code": job.wait(), "state": job.state}))
         """,
     )
-    assert "after 2 s" in told["error"]
-    assert told["code"] != 0
-    assert told["state"] == "CANCELLED"
+    assert "after 2 s" in result["error"]
+    assert result["code"] != 0
+    assert result["state"] == "CANCELLED"

@@ -64,9 +64,9 @@ def test_torchrun_ranks_without_a_process_group_are_reported_everywhere(cli: Cli
     assert "NOT DISTRIBUTED" in cli("status").stdout
     verdict = json.loads(cli("diagnose", "--json", job).stdout)["verdict"]
     assert (verdict["cause"], verdict["rank"]) == ("not-distributed", None)
-    said = cli("diagnose", job).stdout
-    assert "not-distributed" in said
-    assert "failed first" not in said
+    stdout = cli("diagnose", job).stdout
+    assert "not-distributed" in stdout
+    assert "failed first" not in stdout
 
 
 @WITHOUT_SSH

@@ -84,9 +84,9 @@ def test_remote_failure_is_diagnosed_locally(far: Cli) -> None:
     far.wait_for_end(job)
     verdict = json.loads(far("diagnose", job, "--json").stdout)["verdict"]
     assert (verdict["cause"], verdict["blame"]) == ("import-error", "user")
-    told = far("diagnose", job).stdout
-    assert "no_such_module" in told
-    assert f"{far.status(job)['record']['run_dir']}/logs/0" in told, "here are no logs"
+    stdout = far("diagnose", job).stdout
+    assert "no_such_module" in stdout
+    assert f"{far.status(job)['record']['run_dir']}/logs/0" in stdout, "here are no logs"
     assert "ModuleNotFoundError" in far("logs", job, "--rank", str(verdict["rank"])).stdout
 
 
@@ -159,9 +159,9 @@ def test_f18_twenty_concurrent_submissions_with_the_same_key_make_a_single_job(
     )
     far("doctor", "--cluster", "far")  # one login for all
     with ThreadPoolExecutor(20) as pool:
-        told = list(pool.map(lambda _: far(*words, code=None, timeout=600), range(20)))
-    ids = {done.stdout.strip() for done in told}
-    assert len(ids) == 1, [done.stderr for done in told]
+        result = list(pool.map(lambda _: far(*words, code=None, timeout=600), range(20)))
+    ids = {done.stdout.strip() for done in result}
+    assert len(ids) == 1, [done.stderr for done in result]
     assert ids != {""}
     far.started += ids
     assert len(run_dirs(tmp_path)) == 1

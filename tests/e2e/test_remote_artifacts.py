@@ -34,8 +34,8 @@ def test_remote_artifacts_are_registered_pruned_and_pulled(far: Cli, tmp_path: P
     there = far.run_dir(job).path / "checkpoints"
 
     def listed() -> dict[str, dict[str, object]]:
-        found = json.loads(far("artifacts", "list", job, "--json").stdout)["artifacts"]
-        return {one["path"]: one for one in found}
+        answer = json.loads(far("artifacts", "list", job, "--json").stdout)["artifacts"]
+        return {item["path"]: item for item in answer}
 
     steps = [f"checkpoints/step-{step}" for step in (1, 2, 3, 4)]
     first = listed()
@@ -43,8 +43,8 @@ def test_remote_artifacts_are_registered_pruned_and_pulled(far: Cli, tmp_path: P
     assert all(len(str(first[path]["sha256"])) == 64 for path in steps)
 
     assert "step-1" in far("artifacts", "pin", job, steps[0]).stderr
-    told = far("artifacts", "prune", job, "--keep", "1", "--best", "loss", "--yes")
-    assert "step-3" in told.stdout + told.stderr
+    result = far("artifacts", "prune", job, "--keep", "1", "--best", "loss", "--yes")
+    assert "step-3" in result.stdout + result.stderr
     assert sorted(path.name for path in there.iterdir()) == ["step-1", "step-2", "step-4"]
     second = listed()
     assert [path for path in steps if second[path]["there"]] == [steps[0], steps[1], steps[3]]

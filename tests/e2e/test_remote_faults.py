@@ -59,8 +59,8 @@ def test_submission_to_a_login_node_without_sbatch_is_refused(
     far_profile(tmp_path, without_slurm)
     assert "bare has no program scontrol" in submit(far, code=4)
     profile = tmp_path / "config/dtslurm/cluster_profiles/far.yaml"
-    whole = "slurm: {partitions: {main: {}}, partition: main}\nnode_types: {any: {cpus: 8}}\n"
-    profile.write_text(profile.read_text() + whole)  # nothing need be asked before sbatch is called
+    text = "slurm: {partitions: {main: {}}, partition: main}\nnode_types: {any: {cpus: 8}}\n"
+    profile.write_text(profile.read_text() + text)  # nothing need be asked before sbatch is called
     assert "the cluster has no program sbatch; no job was queued" in submit(far, "--no-check", code=4)
     nothing_is_left(far, tmp_path, tmp_path / "runs")
 
@@ -70,9 +70,9 @@ def test_f16_submission_to_a_full_run_root_is_refused(far: Cli, tmp_path: Path, 
         far_profile(tmp_path, sshd_login.host, root=small)
         assert f"the file system of {small}/" in submit(far, code=2)
         (far.folder / "data.bin").write_bytes(os.urandom(200_000))
-        said = submit(far, "--no-check", code=5)
-        assert "disk full" in said
-        assert f"file system {small}: " in said
+        result = submit(far, "--no-check", code=5)
+        assert "disk full" in result
+        assert f"file system {small}: " in result
         nothing_is_left(far, tmp_path, small)
 
 
@@ -172,17 +172,17 @@ def test_f57_following_continues_after_a_restart_of_the_login_node(
         """
     )
     job = cli.submit("-l", "srun", script, str(go))
-    out, told, environment = tmp_path / "followed", tmp_path / "told", {**os.environ, **cli.env}
+    out, result, environment = tmp_path / "followed", tmp_path / "told", {**os.environ, **cli.env}
     words = [sys.executable, "-m", "dtslurm", "logs", "-f", job]
     with (
         out.open("w") as lines,
-        told.open("w") as notices,
+        result.open("w") as notices,
         subprocess.Popen(words, cwd=folder, env=environment, stdout=lines, stderr=notices) as follower,
     ):
         try:
             cli.wait_until(lambda: "step 5\n" in out.read_text())
             server.down()
-            cli.wait_until(lambda: told.read_text().count("connection lost") > 1)
+            cli.wait_until(lambda: result.read_text().count("connection lost") > 1)
             lab.up(server)
             size = out.stat().st_size
             cli.wait_until(lambda: out.stat().st_size > size + 200)
@@ -191,7 +191,7 @@ def test_f57_following_continues_after_a_restart_of_the_login_node(
         try:
             cli.wait_until(lambda: follower.poll() is not None, 180)  # it may ask again only after a minute
         except AssertionError as error:
-            raise AssertionError(f"{error}: {told.read_text()[-3000:]} {out.read_text()[-300:]}") from None
-        assert follower.returncode == 0, told.read_text()
+            raise AssertionError(f"{error}: {result.read_text()[-3000:]} {out.read_text()[-300:]}") from None
+        assert follower.returncode == 0, result.read_text()
     steps = [int(line.split()[-1]) for line in out.read_text().splitlines() if " step " in line]
     assert steps == list(range(1, len(steps) + 1))

@@ -61,13 +61,13 @@ def test_report_page_draws_charts_and_runs_no_script_of_the_logs(cli: Cli) -> No
     job = cli.submit("-l", "srun", "--ntasks-per-node", "2", cli.script(TRAIN))
     cli.wait_for_end(job)
     cli("report", "-o", "page.html", job)
-    found = in_browser(cli.folder / "page.html")
-    assert 'data-charts="2"' in found
-    assert "data-owned" not in found
-    assert found.count('class="uplot') == 2
-    assert re.search(r'aria-label="loss: 1.000 at step 0, [0-9.]+ at step \d+"', found)
-    assert re.search(r'aria-label="2 ranks; \d [a-z]+', found)
-    assert "started on" in found  # events are told in words
+    result = in_browser(cli.folder / "page.html")
+    assert 'data-charts="2"' in result
+    assert "data-owned" not in result
+    assert result.count('class="uplot') == 2
+    assert re.search(r'aria-label="loss: 1.000 at step 0, [0-9.]+ at step \d+"', result)
+    assert re.search(r'aria-label="2 ranks; \d [a-z]+', result)
+    assert "started on" in result  # events are told in words
 
 
 TRIAL = """
@@ -109,9 +109,9 @@ def test_report_of_a_sweep_shows_trials_curves_and_failures(cli: Cli) -> None:
         "lr=0.02",
         "lr=0.05",
     ]
-    found = in_browser(cli.folder / "page.html")
-    assert 'data-charts="1"' in found
-    assert found.count('class="u-series"') == 4  # the steps, and a curve for each trial
+    result = in_browser(cli.folder / "page.html")
+    assert 'data-charts="1"' in result
+    assert result.count('class="u-series"') == 4  # the steps, and a curve for each trial
     cli("report", "-o", "task.html", f"{job}_2")
     assert "python-exception" in (cli.folder / "task.html").read_text()
 
@@ -146,8 +146,8 @@ def test_compare_page_draws_two_runs_in_the_same_charts(cli: Cli) -> None:
     for job in jobs:
         cli.wait_for_end(job)
     cli("compare", *jobs, "-o", "page.html")
-    found = in_browser(cli.folder / "page.html")
-    assert 'data-charts="2"' in found
-    assert "data-owned" not in found
-    assert all(f"{job} train" in found for job in jobs)
-    assert "<td>--lr 2</td>" in found
+    result = in_browser(cli.folder / "page.html")
+    assert 'data-charts="2"' in result
+    assert "data-owned" not in result
+    assert all(f"{job} train" in result for job in jobs)
+    assert "<td>--lr 2</td>" in result

@@ -96,9 +96,9 @@ def measure_page(page: Path, *, width: int, dark: bool) -> dict[str, object]:
     done = subprocess.run(
         [*argv, scheme, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=600, check=True
     )
-    found = re.search(r'data-look="([^"]*)"', done.stdout)
-    assert found is not None
-    look: dict[str, object] = json.loads(found[1].replace("&quot;", '"'))
+    match = re.search(r'data-look="([^"]*)"', done.stdout)
+    assert match is not None
+    look: dict[str, object] = json.loads(match[1].replace("&quot;", '"'))
     return look
 
 

@@ -27,8 +27,8 @@ SETTLED_S = 6.0  # windows that have just opened ask once more what they were to
 
 def requests(lab: SlurmLab) -> int:
     """Return how many questions about jobs, partitions and nodes the controller has had."""
-    told = lab.run(["sdiag"]).stdout.partition("by message type")[2].partition("by user")[0]
-    return sum(int(number) for number in QUESTIONS.findall(told))
+    result = lab.run(["sdiag"]).stdout.partition("by message type")[2].partition("by user")[0]
+    return sum(int(number) for number in QUESTIONS.findall(result))
 
 
 def settled_requests(lab: SlurmLab) -> bool:
@@ -76,7 +76,7 @@ def test_f21_five_windows_make_at_most_five_requests_a_minute(
         assert requests(slurm_lab) - before <= 2 * 3
         cli("cancel", job)
         assert cli.state(job) != "RUNNING"  # right at once after our own action
-        cli.wait_until(lambda: all(one.poll() is not None for one in windows))
+        cli.wait_until(lambda: all(item.poll() is not None for item in windows))
         assert requests(slurm_lab) - before <= 30
     for output in outputs:
         assert b"CANCELLED" in output.read_bytes()

@@ -267,9 +267,9 @@ def test_teardown_runs_last_and_does_not_change_the_exit_code(
     assert status["exit_code"] == code
     run = cli.run_dir(job)
     assert (cli.folder / "down.txt").read_text() == "trained\n12\n"
-    told = (run.path / "logs" / "batch.log").read_text()
-    assert "teardown: exit code 9 of " in told
-    assert "teardown: exit code 7 of " in told
+    text = (run.path / "logs" / "batch.log").read_text()
+    assert "teardown: exit code 9 of " in text
+    assert "teardown: exit code 7 of " in text
     assert [event["exit_code"] for event in run.events() if event["event"] == "ended"] == [code]
 
 
@@ -353,12 +353,14 @@ def test_job_with_a_record_of_a_later_version_is_shown_and_cancelled_by_id(cli: 
         return [run for run in runs if run["record"]["job_id"] == job]
 
     [run] = shown()
-    assert [one["state"] for one in run["statuses"]] == ["RUNNING"]
+    assert [status["state"] for status in run["statuses"]] == ["RUNNING"]
     assert "this file is of a later version of dtslurm" in run["record_problem"]
     table = cli("status", "--cluster", cli.cluster)
     assert f"job {job}: the record of the run cannot be read: " in table.stderr
     cli("cancel", job)
-    cli.wait_until(lambda: all(one["state"] == "CANCELLED" for run in shown() for one in run["statuses"]))
+    cli.wait_until(
+        lambda: all(status["state"] == "CANCELLED" for run in shown() for status in run["statuses"])
+    )
     cli.started.remove(job)
 
 
@@ -431,9 +433,9 @@ def test_requeue_keeps_the_logs_of_every_attempt(cli: Cli) -> None:
     assert cli("logs", job).stdout.splitlines()[-1] == "[0] attempt 1"
     assert "[0] attempt 0" in cli("logs", job, "--attempt", "0").stdout
     assert [event["event"] for event in run.events()].count("started") == 2
-    told = cli.status(job)["attempts"]
-    assert [attempt["number"] for attempt in told] == [0, 1]
-    assert told[0]["how"] != told[1]["how"] == "succeeded"
+    attempts = cli.status(job)["attempts"]
+    assert [attempt["number"] for attempt in attempts] == [0, 1]
+    assert attempts[0]["how"] != attempts[1]["how"] == "succeeded"
     assert "attempts   0" in cli("status", job).stdout
 
 

@@ -31,15 +31,15 @@ sys.exit("no notes came: " + str(list(folder.iterdir())))
 
 def sampler_commands(run: RunDir) -> list[str]:
     """Return the command lines of the run's samplers that are alive."""
-    found = []
+    result = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
         if f"{run.path}/sampler.py".encode() in words:
-            found.append(b" ".join(words).decode())
-    return found
+            result.append(b" ".join(words).decode())
+    return result
 
 
 def telemetry_lines(run: RunDir, node: int, attempt: int = 0) -> list[dict[str, object]]:
@@ -64,9 +64,9 @@ def test_every_node_is_sampled_without_an_effect_on_the_job(cli: Cli, launcher: 
         assert "cpu_percent" in last
     if cli.cluster == "slurm":
         assert telemetry_lines(run, 0)[0]["node"] != telemetry_lines(run, 1)[0]["node"]
-    seen = read_telemetry(Context(cwd=cli.folder), run.load())
-    assert [(item.node_rank, item.gpus) for item in seen.nodes] == [(0, ()), (1, ())]
-    assert [rank.exit_code for rank in seen.ranks.values()] == [0, 0, 0, 0]
+    telemetry = read_telemetry(Context(cwd=cli.folder), run.load())
+    assert [(item.node_rank, item.gpus) for item in telemetry.nodes] == [(0, ()), (1, ())]
+    assert [rank.exit_code for rank in telemetry.ranks.values()] == [0, 0, 0, 0]
     cli.wait_until(lambda: not sampler_commands(run))
 
 
@@ -97,8 +97,8 @@ def test_each_array_task_has_separate_telemetry(cli: Cli) -> None:
     assert {item["state"] for item in cli.wait_for_end(job, 120)["statuses"]} == {"COMPLETED"}
     tasks = cli.run_dir(job).tasks()
     assert [len(telemetry_lines(task, 0)) >= 2 for task in tasks.values()] == [True, True]
-    seen = read_telemetry(Context(cwd=cli.folder), cli.run_dir(job).load(), RunPart(task="1"))
-    assert (seen.task, seen.tasks, len(seen.nodes)) == ("1", ("0", "1"), 1)
+    telemetry = read_telemetry(Context(cwd=cli.folder), cli.run_dir(job).load(), RunPart(task="1"))
+    assert (telemetry.task, telemetry.tasks, len(telemetry.nodes)) == ("1", ("0", "1"), 1)
 
 
 def test_sampler_program_is_copied_into_the_run_directory(cli: Cli) -> None:

@@ -107,5 +107,5 @@ def test_ranks_run_on_the_cpus_given_by_the_profile(cli: Cli, launcher: str) -> 
     cli.started.append(job)
     assert {status["state"] for status in cli.wait_for_end(job)["statuses"]} == {"COMPLETED"}
     logs = cli.run_dir(job).path / "logs" / "0"
-    told = [(logs / f"rank-{rank}.log").read_text() for rank in range(len(cpus))]
-    assert told == [f"cpus {cpu}\n" for cpu in reversed(cpus)]
+    texts = [(logs / f"rank-{rank}.log").read_text() for rank in range(len(cpus))]
+    assert texts == [f"cpus {cpu}\n" for cpu in reversed(cpus)]

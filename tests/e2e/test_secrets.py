@@ -61,8 +61,8 @@ def test_c16_c17_c18_c34_secret_is_stored_in_a_single_file(cli: Cli, tmp_path: P
     assert hashlib.sha256(CANARY.encode()).hexdigest() in log.read_text()
     assert files_with_the_secret(run.path) == []  # it starts once, and has read them
     assert files_with_the_secret(tmp_path / "state") == []
-    told = cli("status", "--json", job).stdout + cli("logs", job).stdout
-    assert "c4n4ry" not in told
+    stdout = cli("status", "--json", job).stdout + cli("logs", job).stdout
+    assert "c4n4ry" not in stdout
 
 
 def test_invalid_secret_is_reported_without_its_value(cli: Cli) -> None:

@@ -137,7 +137,7 @@ def test_f34_raised_time_limit_applies_to_the_supervisor_and_to_a_cancel(
     slurm_lab.run(["scontrol", "update", f"JobId={job}", "TimeLimit=5"])
     limit_at = read_epoch(slurm_lab, job, "StartTime") + 60
     cli.wait_until(lambda: time.time() > limit_at + 3)
-    assert len([one for one in run.events() if one["event"] == "attempt"]) == 1
+    assert len([item for item in run.events() if item["event"] == "attempt"]) == 1
     slurm_lab.run(["scancel", job])
     ended = cli.wait_for_end(job)
     assert ended["statuses"][0]["state"] == "CANCELLED"

@@ -85,9 +85,9 @@ def test_f54_state_of_a_job_forgotten_by_slurm_comes_from_the_run_record(
         runs = [RunDir(next((tmp_path / "runs").glob(f"{name}-*"))) for name in ("train", "bad")]
         slurm.wait_until(lambda: all(run.events() and run.events()[-1]["event"] == "ended" for run in runs))
         lab.wait_for("Slurm to forget", lambda: not lab.run(["squeue", "-h", "-t", "all"]).stdout.strip())
-        told = {job: slurm.status(job)["statuses"][0] for job in (good, bad)}
-        assert (told[good]["state"], told[good]["source"]) == ("COMPLETED", "record")
-        assert (told[bad]["state"], told[bad]["exit_code"]) == ("FAILED", 7)
+        result = {job: slurm.status(job)["statuses"][0] for job in (good, bad)}
+        assert (result[good]["state"], result[good]["source"]) == ("COMPLETED", "record")
+        assert (result[bad]["state"], result[bad]["exit_code"]) == ("FAILED", 7)
 
         (runs[0].path / "events.jsonl").unlink()
         unknown = slurm.status(good)["statuses"][0]
@@ -115,7 +115,7 @@ def test_f55_f63_hanging_controller_does_not_change_the_job_state(
         refused = slurm("submit", "--cluster", "slurm", "-t", "5", "train.py", code=3)
         assert "controller" in refused.stderr
         looked = json.loads(slurm("doctor", "--cluster", "slurm", "--json", code=None).stdout)["findings"]
-        assert next(one for one in looked if one["what"] == "scheduler")["ok"] is False
+        assert next(item for item in looked if item["what"] == "scheduler")["ok"] is False
         lab.resume_controller()
         slurm.wait_until(lambda: slurm.state(job) == "RUNNING")
         slurm("cancel", job)
@@ -124,7 +124,7 @@ def test_f55_f63_hanging_controller_does_not_change_the_job_state(
 def test_f23_f25_f29_f39_doctor_describes_how_jobs_end_on_the_cluster(slurm: Cli) -> None:
     def told() -> dict[str, str]:
         findings = json.loads(slurm("doctor", "--cluster", "slurm", "--json").stdout)["findings"]
-        return {one["what"]: f"{one['found']}; {one['hint']}" for one in findings}
+        return {finding["what"]: f"{finding['found']}; {finding['hint']}" for finding in findings}
 
     before = told()
     assert before["preemption"] == "none; "

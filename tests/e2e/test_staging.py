@@ -83,7 +83,7 @@ def batch_log(cli: Cli, job: str) -> str:
 
 def events(cli: Cli, job: str, name: str) -> list[dict[str, Any]]:
     lines = (cli.run_dir(job).path / "events.jsonl").read_text().splitlines()
-    return [one for one in map(json.loads, lines) if one["event"] == name]
+    return [item for item in map(json.loads, lines) if item["event"] == name]
 
 
 def files_seen_by_ranks(cli: Cli, job: str, attempt: int = 0) -> list[str]:
@@ -108,7 +108,7 @@ def delayed_staging(lab: SlurmLab, node: str, name: str = "data") -> Iterator[No
 
 def stagers(node: str) -> list[int]:
     """Return the processes that bring data to a node."""
-    found = []
+    result = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
@@ -118,8 +118,8 @@ def stagers(node: str) -> list[int]:
                 and b"srun" not in words[0]
                 and f"SLURMD_NODENAME={node}".encode() in environ
             ):
-                found.append(int(folder.name))
-    return found
+                result.append(int(folder.name))
+    return result
 
 
 def clean(lab: SlurmLab) -> None:
@@ -147,14 +147,14 @@ def test_staging_gives_every_node_the_data_and_copies_results_back(
         assert not list(disk.glob(".*-part"))
     assert "staged" in batch_log(cli, job)
     assert "of the time limit are left" in batch_log(cli, job)
-    done = [one for one in events(cli, job, "staging") if one["done"] and "out" not in one]
-    assert {one["node"] for one in done} == {"n1", "n2", "n3", "n4"}
-    assert {(one["bytes"], one["total"]) for one in done} == {(320_001, 320_001)}
+    done = [item for item in events(cli, job, "staging") if item["done"] and "out" not in item]
+    assert {item["node"] for item in done} == {"n1", "n2", "n3", "n4"}
+    assert {(item["bytes"], item["total"]) for item in done} == {(320_001, 320_001)}
     run = cli.run_dir(job).path
     back = sorted((run / "results").glob("node-*/result.txt"))
     assert [path.read_text() for path in back] == ["n1", "n2", "n3", "n4"]
     listed = json.loads(cli("artifacts", "list", job, "--json").stdout)["artifacts"]
-    assert [one["path"] for one in listed] == [f"results/node-{number}" for number in range(4)]
+    assert [item["path"] for item in listed] == [f"results/node-{number}" for number in range(4)]
 
     # Another job on the same nodes copies nothing; a source that has changed is copied anew.
     before = (lab.root / "disks/n1/data/shard-0.tar").stat().st_ino
@@ -179,8 +179,8 @@ def test_staging_distributes_shards_evenly_and_sbcast_reaches_all_nodes(
     job = submit(cli, "--stage", f"{data}:{local}/data:shards=node", "train.py")
     assert end_state(cli, job) == ("COMPLETED", 0), batch_log(cli, job)
     assert all(text.startswith("has 2 ") for text in files_seen_by_ranks(cli, job))
-    told = json.loads((cli.run_dir(job).path / "staged" / "data.shards.json").read_text())
-    assert sorted(one["node"] for one in told["files"]) == [0, 0, 1, 1, 2, 2, 3, 3]
+    document = json.loads((cli.run_dir(job).path / "staged" / "data.shards.json").read_text())
+    assert sorted(file["node"] for file in document["files"]) == [0, 0, 1, 1, 2, 2, 3, 3]
     clean(lab)
     job = submit(cli, "--stage", f"{data}:{local}/data:method=sbcast", "train.py")
     assert end_state(cli, job) == ("COMPLETED", 0), batch_log(cli, job)
@@ -230,9 +230,9 @@ def test_full_local_disk_is_reported_before_the_copy(cli: Cli, lab: SlurmLab, da
     words = ["--stage", f"{data}:{lab.root}/local/data", "train.py"]
     job = submit(cli, *words, nodes="n[1-2,5]", count=3)
     assert end_state(cli, job)[1] == 88
-    told = batch_log(cli, job)
-    assert re.search(r"staging failed: n5: .* do not fit on \S+, where 64\.0 KiB are free", told)
-    assert "nothing was copied" in told
+    result = batch_log(cli, job)
+    assert re.search(r"staging failed: n5: .* do not fit on \S+, where 64\.0 KiB are free", result)
+    assert "nothing was copied" in result
     assert not list((lab.root / "disks/n1").iterdir())
     verdict = json.loads(cli("diagnose", "--json", job, code=None).stdout)
     assert "do not fit" in json.dumps(verdict)
@@ -244,9 +244,9 @@ def test_node_without_the_source_is_named(cli: Cli, lab: SlurmLab, data: Path) -
     shutil.copytree(data, lab.root / "disks/n1/only-here")
     job = submit(cli, "--no-check", "--stage", f"{source}:{local}/data:method=copy", "train.py")
     assert end_state(cli, job)[1] == 88
-    told = batch_log(cli, job)
-    assert f"n3: {source} does not exist on this node" in told
-    assert "n1:" not in told
+    result = batch_log(cli, job)
+    assert f"n3: {source} does not exist on this node" in result
+    assert "n1:" not in result
     assert not (lab.root / "disks/n1/data").exists()
 
 
@@ -293,10 +293,10 @@ def test_spare_node_is_staged_before_it_runs_ranks(cli: Cli, lab: SlurmLab, data
     words = ["--stage", f"{data}:{lab.root}/local/data", "--spare-nodes", "1", "--max-restarts", "2"]
     job = submit(cli, *words, "fall.py", nodes="n[1-3]", count=2)
     assert end_state(cli, job) == ("COMPLETED", 0), batch_log(cli, job)
-    nodes = [one["nodes"] for one in events(cli, job, "attempt")]
+    nodes = [item["nodes"] for item in events(cli, job, "attempt")]
     assert len(nodes) == 2
     assert files_seen_by_ranks(cli, job, 1) == ["has 9 it's one.txt shard-0.tar shard-1.tar shard-2.tar"] * 2
-    brought = [one["node"] for one in events(cli, job, "staging") if one["attempt"] == 1]
+    brought = [item["node"] for item in events(cli, job, "staging") if item["attempt"] == 1]
     assert set(brought) == set(nodes[1]) - set(nodes[0])
 
 
@@ -315,6 +315,6 @@ def test_node_lost_during_staging_is_excluded(cli: Cli, lab: SlurmLab, data: Pat
         lab.start_node("n2")
         lab.wait_idle()
     assert not (lab.root / "disks/n2/data").exists()
-    assert [one["nodes"] for one in events(cli, job, "attempt")][1:] == [["n1", "n3"]]
+    assert [item["nodes"] for item in events(cli, job, "attempt")][1:] == [["n1", "n3"]]
     assert files_seen_by_ranks(cli, job, 0) == []
     assert files_seen_by_ranks(cli, job, 1) == ["has 9 it's one.txt shard-0.tar shard-1.tar shard-2.tar"] * 2

@@ -44,7 +44,7 @@ STALLED = re.compile(r"STALLED \d+m\d\ds")
 
 
 def stalled_ranks(cli: Cli, job: str) -> bool:
-    return any(found["stalled"] for found in cli.status(job)["activity"].values())
+    return any(result["stalled"] for result in cli.status(job)["activity"].values())
 
 
 @pytest.mark.slow
@@ -64,9 +64,9 @@ def test_idle_run_is_reported_as_stalled_and_a_compiling_run_is_not(cli: Cli) ->
     [status] = cli.status(job)["statuses"]
     assert (status["state"], status["raw_state"]) in {("RUNNING", "RUNNING"), ("RUNNING", "")}
 
-    told = cli("diagnose", job).stdout
-    assert STALLED.search(told.splitlines()[0])
-    assert "nothing has failed" not in told
+    stdout = cli("diagnose", job).stdout
+    assert STALLED.search(stdout.splitlines()[0])
+    assert "nothing has failed" not in stdout
     assert json.loads(cli("diagnose", "--json", job).stdout)["verdict"]["cause"] == "stalled"
 
     page = cli("top", "--once", job).stdout

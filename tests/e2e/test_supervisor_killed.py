@@ -29,7 +29,7 @@ TRAIN = """
 
 def processes_with(words: list[str]) -> list[int]:
     """Return the processes whose command lines have all these words and no other after them."""
-    found = []
+    result = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
@@ -37,8 +37,8 @@ def processes_with(words: list[str]) -> list[int]:
             except OSError:
                 continue
             if all(any(word in part for part in line) for word in words):
-                found.append(int(folder.name))
-    return found
+                result.append(int(folder.name))
+    return result
 
 
 def supervisor_of(run: RunDir) -> int:
@@ -70,7 +70,7 @@ def test_f85_killed_supervisor_is_restarted_and_resumes_its_attempt(cli: Cli) ->
     assert "was killed, exit code 137" in " ".join(cli("status", job).stdout.split())
     (run.path / "go").write_text("0")
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
-    assert [one["attempt"] for one in events_of(run, "attempt")] == [0]
+    assert [event["attempt"] for event in events_of(run, "attempt")] == [0]
     [ended] = events_of(run, "attempt_ended")
     assert (ended["attempt"], ended["cause"], ended["exit_code"]) == (0, "done", 0)
     assert not list(run.path.glob("began-*-1"))
@@ -101,7 +101,7 @@ def test_f85_attempt_continues_after_the_supervisor_and_its_programs_are_killed(
     cli.wait_until(lambda: log.stat().st_size > size + 200)  # a good three seconds
     (run.path / "go").write_text("0")
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
-    assert [one["cause"] for one in events_of(run, "attempt_ended")] == ["done"]
+    assert [event["cause"] for event in events_of(run, "attempt_ended")] == ["done"]
 
 
 @ON_SLURM
@@ -115,9 +115,9 @@ def test_f85_repeatedly_killed_supervisor_ends_the_job_and_is_diagnosed(cli: Cli
     verdict = json.loads(cli("diagnose", "--json", job, code=None).stdout)["verdict"]
     assert (verdict["cause"], verdict["rank"]) == ("killed", None)
     assert "the supervisor was killed" in verdict["summary"]
-    said = " ".join(cli("status", job).stdout.split())
-    assert "the supervisor was killed, and the batch script" in said
-    assert "failed first" not in said
+    text = " ".join(cli("status", job).stdout.split())
+    assert "the supervisor was killed, and the batch script" in text
+    assert "failed first" not in text
 
 
 @ON_SLURM
@@ -129,14 +129,14 @@ def test_f85_supervisor_killed_with_its_batch_script_is_diagnosed(cli: Cli) -> N
             os.kill(pid, signal.SIGKILL)
     cli.wait_for_end(job)
     verdict = json.loads(cli("diagnose", "--json", job, code=None).stdout)["verdict"]
-    said = cli("status", job).stdout
-    print(verdict, said, cli("diagnose", job, code=None).stdout)
+    stdout = cli("status", job).stdout
+    print(verdict, stdout, cli("diagnose", job, code=None).stdout)
     assert "could not start" not in verdict["summary"]
     assert "SIGKILL ended the batch script" in verdict["summary"]
     assert "supervisor" in verdict["summary"]
     assert verdict["rank"] is None
-    assert "SIGKILL ended the batch script" in " ".join(said.split())
-    assert "failed first" not in said
+    assert "SIGKILL ended the batch script" in " ".join(stdout.split())
+    assert "failed first" not in stdout
 
 
 @WITHOUT_SSH
@@ -149,9 +149,9 @@ def test_f86_stopped_supervisor_is_reported_by_status_and_diagnose(cli: Cli) -> 
         assert "SUPERVISOR STOPPED" in cli("status").stdout
         words = " ".join(cli("status", job).stdout.split())
         assert f"warning the supervisor (process {stopped} on " in words
-        told = " ".join(cli("diagnose", job, code=None).stdout.split())
-        assert f"the supervisor (process {stopped} on " in told
-        assert f"kill -CONT {stopped}" in told
+        text = " ".join(cli("diagnose", job, code=None).stdout.split())
+        assert f"the supervisor (process {stopped} on " in text
+        assert f"kill -CONT {stopped}" in text
     finally:
         os.kill(stopped, signal.SIGCONT)
     wait_until(lambda: events_of(run, "supervisor_continued"), "the stop is over")
@@ -185,7 +185,7 @@ def test_f88_supervisor_continues_after_its_python_is_removed(cli: Cli) -> None:
     (programs / "python3").symlink_to(Path(sys.executable).resolve())
     (run.path / "go").write_text("7")
     cli.wait_until(lambda: len(events_of(run, "attempt")) == 2)
-    assert [one["exit_code"] for one in events_of(run, "attempt_ended")] == [7]
+    assert [event["exit_code"] for event in events_of(run, "attempt_ended")] == [7]
     assert events_of(run, "supervisor_killed") == []
     (run.path / "go").write_text("0")
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"

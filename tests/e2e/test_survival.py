@@ -246,13 +246,13 @@ def survival(slurm_software: Software, tmp_path_factory: pytest.TempPathFactory)
                 "XDG_STATE_HOME": str(state / "state"),
                 "XDG_CONFIG_HOME": str(state / "config"),
             }
-            found = Survival(lab, Cli("slurm", state / "project", env))
+            result = Survival(lab, Cli("slurm", state / "project", env))
             with ThreadPoolExecutor(3) as pool:
-                list(pool.map(lambda item: found.submit(item[0], *item[1]), RUNS.items()))
-            found.inject()
-            yield found
+                list(pool.map(lambda item: result.submit(item[0], *item[1]), RUNS.items()))
+            result.inject()
+            yield result
             head = "| fault | detected in | training again in | steps repeated | restarts used | verdict |"
-            print("\n".join(["", head, "|---|---|---|---|---|---|", *found.rows]))
+            print("\n".join(["", head, "|---|---|---|---|---|---|", *result.rows]))
     except SlurmUnavailable as error:
         skip_or_fail_without_slurm(error)
     finally:
@@ -370,8 +370,8 @@ def test_logs_and_diagnosis_of_every_attempt_are_available(survival: Survival) -
     assert "step 12" in text
     assert "step 13" not in text
     assert "step 40" in survival.cli("logs", case.job, "--rank", "1").stdout
-    found = json.loads(survival.cli("diagnose", case.job, "--attempt", "0", "--json").stdout)
-    assert (found["verdict"]["cause"], found["verdict"]["rank"]) == ("killed", 1)
+    document = json.loads(survival.cli("diagnose", case.job, "--attempt", "0", "--json").stdout)
+    assert (document["verdict"]["cause"], document["verdict"]["rank"]) == ("killed", 1)
     assert survival.cli.wait_for_end(case.job)["statuses"][0]["state"] == "COMPLETED"
 
 
@@ -400,8 +400,8 @@ def test_f45_hanging_rank_is_detected_named_and_restarted(survival: Survival, la
     survival.survived(case, "hang")
     hang = case.events("hang")[0]
     assert (hang["rank"], hang["node"]) == (1, case.nodes(0)[1])
-    told = (case.run.path / "ranks/0/stacks" / f"{case.nodes(0)[0]}.txt").read_text()
-    assert told.startswith("rank 0\n")
+    text = (case.run.path / "ranks/0/stacks" / f"{case.nodes(0)[0]}.txt").read_text()
+    assert text.startswith("rank 0\n")
 
 
 def test_f45_hang_timeout_is_learned_from_the_steps(survival: Survival) -> None:
@@ -417,8 +417,8 @@ def test_f45_ranks_that_spin_in_the_same_place_are_a_hang(survival: Survival) ->
     case = survival.over("hang of ranks that compute")
     survival.row(case, "hang")
     survival.survived(case, "hang")
-    told = (case.run.path / "ranks/0/stacks" / f"{case.nodes(0)[1]}.txt").read_text()
-    assert told.startswith("rank 1\n")
+    text = (case.run.path / "ranks/0/stacks" / f"{case.nodes(0)[1]}.txt").read_text()
+    assert text.startswith("rank 1\n")
 
 
 def test_run_with_a_total_time_continues_after_the_time_limit(survival: Survival) -> None:

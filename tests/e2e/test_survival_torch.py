@@ -130,7 +130,9 @@ class Survival:
         """Wait until a run has decided to go on no more."""
         case = self.cases[name]
         try:
-            self.cli.wait_until(lambda: any(one["action"] == "stop" for one in case.events("decision")), 300)
+            self.cli.wait_until(
+                lambda: any(item["action"] == "stop" for item in case.events("decision")), 300
+            )
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}\n{case.run.events()}") from None
         return case
@@ -153,8 +155,8 @@ class Survival:
 
     def same(self, case: Case) -> bool:
         """Tell whether a run came to the weights of the undisturbed one, bit for bit."""
-        wanted, found = self.over("undisturbed").weights(), case.weights()
-        return all(torch.equal(wanted[key], found[key]) for key in wanted)
+        wanted, result = self.over("undisturbed").weights(), case.weights()
+        return all(torch.equal(wanted[key], result[key]) for key in wanted)
 
 
 @pytest.fixture(scope="module")
@@ -181,16 +183,16 @@ def survival(
                 "XDG_STATE_HOME": str(state / "state"),
                 "OMP_NUM_THREADS": "1",
             }
-            found = Survival(lab, Cli("slurm", state / "project", env, prefix=lab.inside([])), disk)
+            result = Survival(lab, Cli("slurm", state / "project", env, prefix=lab.inside([])), disk)
             with ThreadPoolExecutor(2) as pool:
-                list(pool.map(found.submit, runs_used_by(request.session.items)))
-            if "cable pulled" in found.cases:
-                restart_controller(found)
+                list(pool.map(result.submit, runs_used_by(request.session.items)))
+            if "cable pulled" in result.cases:
+                restart_controller(result)
             with ThreadPoolExecutor(len(FAULTS)) as pool:
-                list(pool.map(lambda name: FAULTS[name](found), FAULTS.keys() & found.cases.keys()))
-            yield found
+                list(pool.map(lambda name: FAULTS[name](result), FAULTS.keys() & result.cases.keys()))
+            yield result
             head = "| fault | detected in | training again in | steps repeated | restarts used | verdict |"
-            print("\n".join(["", head, "|---|---|---|---|---|---|", *found.rows]))
+            print("\n".join(["", head, "|---|---|---|---|---|---|", *result.rows]))
     except SlurmUnavailable as error:
         skip_or_fail_without_slurm(error)
     finally:
@@ -207,8 +209,8 @@ def runs_used_by(tests: Sequence[pytest.Item]) -> list[str]:
 def restart_controller(survival: Survival) -> None:
     """Kill the controller and start another, once it has saved that the jobs run."""
     case, lab = survival.at_its_fault("cable pulled", "crawl"), survival.lab
-    for one in survival.cases.values():  # a start that it has not saved would be forgotten
-        survival.cli.wait_until(lambda one=one: one.events("attempt"), 240)  # type: ignore[misc]
+    for item in survival.cases.values():  # a start that it has not saved would be forgotten
+        survival.cli.wait_until(lambda item=item: item.events("attempt"), 240)  # type: ignore[misc]
     saved, now = lab.root / "state/job_state", time.time()
     lab.run(["scontrol", "update", f"JobId={case.job}", "Nice=1"])  # what changes is saved
     lab.wait_for("the controller to save it", lambda: saved.exists() and saved.stat().st_mtime > now)
@@ -374,8 +376,8 @@ def test_f29_torch_run_saves_at_the_early_signal_and_continues(survival: Surviva
     case = survival.over("time limit, early signal")
     survival.row("time limit, early signal", "SIGUSR2", "checkpointed")
     assert case.causes() == ["checkpointed", "done"]
-    told = float((case.run.path / "fault-SIGUSR2").read_text())
-    assert 30 - 5 <= case.events("attempt")[0]["time"] + 180 - told <= 30 + 60 + 5
+    result = float((case.run.path / "fault-SIGUSR2").read_text())
+    assert 30 - 5 <= case.events("attempt")[0]["time"] + 180 - result <= 30 + 60 + 5
     repeats_nothing(case)
     assert survival.same(case)
 
@@ -424,7 +426,7 @@ def test_torchrun_continues_on_fewer_nodes_when_no_spare_node_exists(survival: S
     assert case.events("restored")[-1]["step"] >= 40
     assert case.run.metrics(1)[-1]["step"] == 240
     wanted = survival.over("undisturbed").weights()  # the same samples in the same batches, summed elsewise
-    assert all(torch.allclose(wanted[key], one, atol=1e-2) for key, one in case.weights().items())
+    assert all(torch.allclose(wanted[key], item, atol=1e-2) for key, item in case.weights().items())
     assert survival.cli.wait_for_end(case.job)["statuses"][0]["state"] == "COMPLETED"
 
 

@@ -37,9 +37,9 @@ def whole(cli: Cli) -> Any:
 
 
 def weights(cli: Cli) -> Any:
-    found = torch.load(cli.folder / "net.pt")
+    result = torch.load(cli.folder / "net.pt")
     (cli.folder / "net.pt").unlink()
-    return found
+    return result
 
 
 def same(one: Any, other: Any) -> bool:

@@ -84,8 +84,8 @@ def submit(cli: Cli, text: str, *words: str, code: int = 0) -> list[str]:
 
 
 def trial_results(cli: Cli, selector: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(cli("sweep", "results", "--json", selector).stdout)["trials"]
-    return found
+    result: list[dict[str, Any]] = json.loads(cli("sweep", "results", "--json", selector).stdout)["trials"]
+    return result
 
 
 @WITHOUT_SSH
@@ -103,15 +103,15 @@ stages:
         "--wait",
     )
     assert len(jobs) == 3
-    records = [cli.status(one) for one in jobs]
+    records = [cli.status(item) for item in jobs]
     assert [record["record"]["stage"] for record in records] == ["prepare", "train", "evaluate"]
     assert [status["state"] for record in records for status in record["statuses"]] == ["COMPLETED"] * 3
     folders = {record["record"]["stage"]: record["record"]["run_dir"] for record in records}
     times = [record["statuses"][0]["start_time"] for record in records]
     assert times == sorted(times)
-    told = cli("logs", jobs[2]).stdout
-    assert f"DTSLURM_STAGE_PREPARE_DIR {folders['prepare']}" in told
-    assert f"DTSLURM_STAGE_TRAIN_DIR {folders['train']}" in told
+    stdout = cli("logs", jobs[2]).stdout
+    assert f"DTSLURM_STAGE_PREPARE_DIR {folders['prepare']}" in stdout
+    assert f"DTSLURM_STAGE_TRAIN_DIR {folders['train']}" in stdout
     shown = cli("status", jobs[1]).stdout
     assert f"prepare {jobs[0]} COMPLETED → train {jobs[1]} COMPLETED (this) → evaluate {jobs[2]}" in shown
 
@@ -153,23 +153,26 @@ tracker: [wandb]
 sweep: {grid: {lr: [1, 2, 3], seed: [0, 1]}, max_parallel: 4}
 """
     [queued] = submit(cli, text, "--wait", code=3)
-    found = trial_results(cli, queued)
-    assert [one["state"] for one in found] == ["done"] * 5 + ["failed"]
-    assert [one["name"] for one in found[:2]] == ["lr=1,seed=0", "lr=2,seed=0"]
-    assert [(one["best"], one["last"], one["step"]) for one in found[:2]] == [(0.5, 0.5, 2), (1.0, 1.0, 2)]
-    told = cli("logs", f"{queued}_3").stdout
+    result = trial_results(cli, queued)
+    assert [item["state"] for item in result] == ["done"] * 5 + ["failed"]
+    assert [item["name"] for item in result[:2]] == ["lr=1,seed=0", "lr=2,seed=0"]
+    assert [(item["best"], item["last"], item["step"]) for item in result[:2]] == [
+        (0.5, 0.5, 2),
+        (1.0, 1.0, 2),
+    ]
+    stdout = cli("logs", f"{queued}_3").stdout
     token = cli.status(queued)["record"]["token"]
-    assert "trial 3 lr2" in told
-    assert f"lr=2,seed=1 {token}-3" in told
+    assert "trial 3 lr2" in stdout
+    assert f"lr=2,seed=1 {token}-3" in stdout
     assert "1 failed" in cli("sweep", "status", queued).stdout
     assert "sweep resume" in cli("resubmit", queued, code=2).stderr
 
     again = json.loads(cli("sweep", "resume", "--json", queued).stdout)["runs"][0]["job_id"]
     cli.started.append(again)
     cli.wait_for_end(again)
-    found = trial_results(cli, again)
-    assert [one["state"] for one in found] == ["done"] * 6
-    resumed = next(one for one in found if one["number"] == 3)
+    result = trial_results(cli, again)
+    assert [item["state"] for item in result] == ["done"] * 6
+    resumed = next(item for item in result if item["number"] == 3)
     assert resumed["job"] == f"{again}_0"  # and its checkpoints were those of its first try
     assert f"lr=2,seed=1 {token}-3" in cli("logs", f"{again}_0").stdout  # one run of the tracker
     rows = list(csv.DictReader(io.StringIO(cli("sweep", "results", "--csv", queued).stdout)))
@@ -188,7 +191,7 @@ def test_concurrent_resumes_of_a_sweep_start_a_single_resume(cli: Cli) -> None:
     [again] = [json.loads(done.stdout)["runs"][0]["job_id"] for done in tried if done.returncode == 0]
     cli.started.append(again)
     assert [done.returncode for done in tried].count(2) == 2
-    assert [one["job"] for one in trial_results(cli, queued)] == [f"{again}_0", f"{again}_1"]
+    assert [item["job"] for item in trial_results(cli, queued)] == [f"{again}_0", f"{again}_1"]
 
 
 @ON_SLURM
@@ -207,11 +210,11 @@ sweep: {grid: {lr: [1, 2, 3, 4, 5]}, when: lr != 4, max_parallel: 1}
 """
     jobs = submit(cli, text, "--wait")
     assert len(jobs) == 2
-    found = trial_results(cli, jobs[1])
-    assert [(one["number"], one["job"]) for one in found] == [
+    result = trial_results(cli, jobs[1])
+    assert [(item["number"], item["job"]) for item in result] == [
         (number, f"{jobs[number // 2]}_{number % 2}") for number in range(4)
     ]
-    assert [one["values"]["lr"] for one in found] == ["1", "2", "3", "5"]
+    assert [item["values"]["lr"] for item in result] == ["1", "2", "3", "5"]
 
 
 @ON_SLURM
@@ -225,10 +228,10 @@ cpus_per_task: 1
 sweep: {points: [{lr: 1, seed: 0}, {lr: 2, seed: 1}, {lr: 3, seed: 0}], trials_per_node: 2}
 """
     [queued] = submit(cli, text, "--wait", code=3)
-    found = {one["number"]: one for one in trial_results(cli, queued)}
-    assert [found[number]["state"] for number in range(3)] == ["done", "failed", "done"]
-    assert [found[number]["job"] for number in range(3)] == [f"{queued}_0", f"{queued}_0", f"{queued}_1"]
-    assert [found[number]["best"] for number in (0, 2)] == [0.5, 1.5]
+    result = {item["number"]: item for item in trial_results(cli, queued)}
+    assert [result[number]["state"] for number in range(3)] == ["done", "failed", "done"]
+    assert [result[number]["job"] for number in range(3)] == [f"{queued}_0", f"{queued}_0", f"{queued}_1"]
+    assert [result[number]["best"] for number in (0, 2)] == [0.5, 1.5]
 
 
 ASHA = """\
@@ -251,7 +254,7 @@ args: ["${lr}"]
 sweep: {grid: {lr: [1, 2, 3]}, asha: {min_steps: 1, eta: 2}, max_parallel: 1}
 """
     [queued] = submit(cli, text, "--wait")
-    assert [one["state"] for one in trial_results(cli, queued)] == ["done", "stopped", "stopped"]
+    assert [item["state"] for item in trial_results(cli, queued)] == ["done", "stopped", "stopped"]
     assert "stopped early" in cli("logs", f"{queued}_1").stdout
 
 
@@ -266,15 +269,15 @@ args: ["${{lr}}", {flag}]
 sweep: {{grid: {{lr: [1, 2]}}, max_parallel: 1}}
 """
     [queued] = submit(cli, text)
-    cli.wait_until(lambda: any(one["state"] == "running" for one in trial_results(cli, queued)))
+    cli.wait_until(lambda: any(item["state"] == "running" for item in trial_results(cli, queued)))
     assert "pending or running" in cli("sweep", "resume", queued, code=2).stderr
     cli("sweep", "stop", queued)
     cli.wait_for_end(queued)
-    cli.wait_until(lambda: {one["state"] for one in trial_results(cli, queued)} <= {"failed", "never ran"})
+    cli.wait_until(lambda: {item["state"] for item in trial_results(cli, queued)} <= {"failed", "never ran"})
     flag.touch()
     again = json.loads(cli("sweep", "resume", "--json", queued).stdout)["runs"][0]["job_id"]
     cli.wait_for_end(again)
-    assert [one["state"] for one in trial_results(cli, queued)] == ["done", "done"]
+    assert [item["state"] for item in trial_results(cli, queued)] == ["done", "done"]
 
 
 @ON_LOCAL
@@ -292,16 +295,16 @@ args: ["${{x}}"]
 sweep: {{random: {{x: "uniform(0, 1)"}}, samples: 4, max_parallel: 2, optuna: {{sampler: tpe}}}}
 """
     [queued] = submit(cli, text, "--wait")
-    found = trial_results(cli, queued)
-    assert {one["state"] for one in found} == {"done"}
-    assert len({one["values"]["x"] for one in found}) == 4
+    result = trial_results(cli, queued)
+    assert {item["state"] for item in result} == {"done"}
+    assert len({item["values"]["x"] for item in result}) == 4
     import optuna
 
     journal = Path(cli.status(queued)["record"]["run_dir"]) / "optuna.journal"
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
     [summary] = optuna.get_all_study_summaries(storage)
     study = optuna.load_study(study_name=summary.study_name, storage=storage)
-    assert (len(study.trials), study.best_value) == (4, pytest.approx(found[0]["best"]))
+    assert (len(study.trials), study.best_value) == (4, pytest.approx(result[0]["best"]))
 
 
 @ON_LOCAL
@@ -420,9 +423,9 @@ def test_where_all_layouts_fail_for_another_reason_than_memory_the_ranking_stays
     assert f"hint: dtslurm diagnose {job}_0 shows the evidence" in done.stderr
     assert cli(*words, "--json").stdout == before
     # Without placeholders, the script has the arguments of Megatron-LM after its own.
-    told = cli("logs", f"{job}_1", "--rank", "0").stdout
-    assert "--data all --tensor-model-parallel-size 1 " in told
-    assert "--train-iters 10" in told
+    stdout = cli("logs", f"{job}_1", "--rank", "0").stdout
+    assert "--data all --tensor-model-parallel-size 1 " in stdout
+    assert "--train-iters 10" in stdout
     for number, layout in enumerate(json.loads(before)["candidates"]):
         mbs = f"--micro-batch-size {layout['layout']['mbs']} "
         assert mbs in cli("logs", f"{job}_{number}", "--rank", "0").stdout

@@ -228,9 +228,9 @@ def test_raised_time_limit_is_shown_on_every_screen(cli: Cli, slurm_lab: SlurmLa
         return float(status["time_left"])
 
     cli.wait_until(lambda: left() > 2000)
-    told = cli("status", job).stdout
-    assert re.search(r"running .*, 4\dm(\d+s)? left\n", told)
-    assert re.search(r"limit +50m00s\n", told)
+    stdout = cli("status", job).stdout
+    assert re.search(r"running .*, 4\dm(\d+s)? left\n", stdout)
+    assert re.search(r"limit +50m00s\n", stdout)
     (row,) = [row for row in json.loads(cli("top", "--json").stdout)["jobs"] if row["job_id"] == job]
     assert row["limit"] == 3000
     assert row["time_left"] > 2000
@@ -272,13 +272,13 @@ def test_top_and_status_show_a_queued_job_without_a_run_record(
     run.rename(tmp_path / "moved")
     try:
         assert requests("top", "--once") == usual
-        told = re.search(r"no record of the run can be read", cli("status").stdout)
-        assert told is not None
+        match = re.search(r"no record of the run can be read", cli("status").stdout)
+        assert match is not None
         cli.env["COLUMNS"] = "140"  # for the whole text beside a long job id
         frame = cli("top", "--once").stdout
         del cli.env["COLUMNS"]
         (line,) = [line for line in frame.splitlines() if f" {lost} " in line]
-        assert told[0] in line
+        assert match[0] in line
         assert "RUNNING" in line
         rows = {row["job_id"]: row for row in json.loads(cli("top", "--json").stdout)["jobs"]}
         assert (rows[lost]["recorded"], rows[kept]["recorded"]) == (False, True)

@@ -91,16 +91,16 @@ def read(cli: Cli, python: Path, program: str) -> dict[str, object]:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def test_huggingface_libraries_read_the_exported_model_repository(cli: Cli, saved: str, python: Path) -> None:
     cli("artifacts", "pull", saved, "export", "--to", "hf:./repository")
-    found = read(cli, python, READ_FOLDER)
-    assert (found["bias"], found["shape"]) == ([1.0] * 3, [3, 4])
-    assert (found["library"], found["tags"]) == ("pytorch", ["dtslurm"])
-    assert "| accuracy | 0.91 |" in str(found["text"])
+    result = read(cli, python, READ_FOLDER)
+    assert (result["bias"], result["shape"]) == ([1.0] * 3, [3, 4])
+    assert (result["library"], result["tags"]) == ("pytorch", ["dtslurm"])
+    assert "| accuracy | 0.91 |" in str(result["text"])
 
 
 def test_mlflow_registry_contains_each_export_as_a_version(cli: Cli, saved: str, python: Path) -> None:
@@ -109,12 +109,12 @@ def test_mlflow_registry_contains_each_export_as_a_version(cli: Cli, saved: str,
     cli.env |= {"PYTHONPATH": str(packages), "MLFLOW_TRACKING_URI": store.as_uri()}
     cli.env["MLFLOW_ALLOW_FILE_STORE"] = "true"  # its databases want more than its client
     for version in ("1", "2"):
-        told = cli("artifacts", "pull", saved, "export", "--to", "mlflow:digits")
-        assert version in told.stdout + told.stderr
-    found = read(cli, python, READ_REGISTRY)
-    assert found["files"] == ["config.json", "model.safetensors"]
-    assert found["config"] == '{"model_type": "test"}'
-    assert (found["metrics"], found["status"]) == ({"accuracy": 0.91}, "FINISHED")
-    tags = found["tags"]
+        answer = cli("artifacts", "pull", saved, "export", "--to", "mlflow:digits")
+        assert version in answer.stdout + answer.stderr
+    result = read(cli, python, READ_REGISTRY)
+    assert result["files"] == ["config.json", "model.safetensors"]
+    assert result["config"] == '{"model_type": "test"}'
+    assert (result["metrics"], result["status"]) == ({"accuracy": 0.91}, "FINISHED")
+    tags = result["tags"]
     assert isinstance(tags, dict)
     assert (tags["job_id"], tags["path"], len(tags["sha256"])) == (saved, "export", 64)

@@ -156,7 +156,7 @@ def is_over(cli: Cli, job: str) -> bool:
 
 
 def losses(log: Path) -> list[float]:
-    return [float(found) for found in re.findall(r"step \d+ loss ([\d.]+)", log.read_text())]
+    return [float(match) for match in re.findall(r"step \d+ loss ([\d.]+)", log.read_text())]
 
 
 KINDS: dict[str, tuple[str, Callable[[], Path], tuple[str, ...]]] = {
@@ -191,9 +191,9 @@ def test_ranks_train_together(kind: str, cli: Cli) -> None:
     assert [(record.rank, record.exit_code) for record in run.ranks(0)] == [(rank, 0) for rank in expected]
     for rank in expected:
         log = run.logs(0) / f"rank-{rank}.log"
-        found = losses(log)
-        assert len(found) == 30
-        assert found[-1] < found[0] / 10
+        result = losses(log)
+        assert len(result) == 30
+        assert result[-1] < result[0] / 10
         if launcher == "ray":
             assert "nodes 2 cpus 4" in log.read_text()
             assert "spread over 2" in log.read_text()
@@ -231,9 +231,9 @@ def test_early_signal_reaches_the_training_code(kind: str, cli: Cli) -> None:
     subprocess.run(["scancel", "-s", "USR2", job], env={**os.environ, **cli.env}, check=True)
     status = cli.wait_for_end(job, limit=120)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("COMPLETED", 0), output(cli, job)
-    said = [(logs / f"rank-{rank}.log").read_text() for rank in ranks_of(launcher)]
-    assert sum("leaving on the early signal" in text for text in said) >= 1
-    assert all("early signal" in text or "another rank heard it" in text for text in said)
+    texts = [(logs / f"rank-{rank}.log").read_text() for rank in ranks_of(launcher)]
+    assert sum("leaving on the early signal" in text for text in texts) >= 1
+    assert all("early signal" in text or "another rank heard it" in text for text in texts)
 
 
 @pytest.mark.sampled(1, "other ways")
@@ -251,9 +251,9 @@ def test_tensorflow_slurm_resolver_finds_the_workers(cli: Cli) -> None:
         log = run.logs(0) / f"rank-{rank}.log"
         assert f"rank {rank} of 4 local {rank % 2}" in log.read_text()
         assert len(re.findall(r"n[12]:\d+", log.read_text().partition("workers ")[2].partition("]")[0])) == 4
-        found = losses(log)
-        assert len(found) == 30
-        assert found[-1] < found[0] / 10
+        result = losses(log)
+        assert len(result) == 30
+        assert result[-1] < result[0] / 10
 
 
 @pytest.mark.sampled(1, "other ways")

@@ -82,11 +82,11 @@ def test_ranks_that_train_separately_are_reported(cli: Cli, case: str) -> None:
     status = cli.wait_for_end(job, limit=400)["statuses"][0]
     run = cli.run_dir(job)
     assert status["state"] == "COMPLETED", everything(run)
-    told = cli("status", job).stdout
-    assert "NOT DISTRIBUTED: the 4 ranks do not train together: " in told, everything(run)
+    stdout = cli("status", job).stdout
+    assert "NOT DISTRIBUTED: the 4 ranks do not train together: " in stdout, everything(run)
     seen = (
         "the logs of ranks 2-3 on n2 report a process group of 1 process"
         if case == "accelerate"
         else "leads from"
     )
-    assert seen in told
+    assert seen in stdout

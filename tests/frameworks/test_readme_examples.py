@@ -66,13 +66,13 @@ def examples(project: str) -> list[tuple[str, str]]:
     text = (ROOT / "docs" / "migrate.md").read_text().partition("## README examples of other tools\n")[2]
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     [start] = [number for number, cells in enumerate(rows) if cells[0].startswith(f"| [{project}](")]
-    found: list[tuple[str, str]] = []
+    result: list[tuple[str, str]] = []
     for cells in rows[start:]:
-        if found and cells[0] != "|":
+        if result and cells[0] != "|":
             break
         theirs, ours = ("\n".join(re.findall(r"`([^`]+)`", cell)) for cell in cells[-2:])
-        found.append((theirs, ours))
-    return found
+        result.append((theirs, ours))
+    return result
 
 
 def peer(name: str) -> Path:

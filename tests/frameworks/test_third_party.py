@@ -177,7 +177,7 @@ def test_submitit_torch_distributed_environment_works(cli: Cli, torch_python: Pa
         """,
         "counting.py",
     )
-    told = cli.python(
+    result = cli.python(
         f"""
         import json, sys
         import submitit
@@ -190,4 +190,4 @@ def test_submitit_torch_distributed_environment_works(cli: Cli, torch_python: Pa
         print(json.dumps({{"ranks": ex.submit(count_ranks).results()}}))
         """
     )
-    assert told["ranks"] == [[rank, 4, rank % 2, 4.0] for rank in range(4)]
+    assert result["ranks"] == [[rank, 4, rank % 2, 4.0] for rank in range(4)]

@@ -182,7 +182,7 @@ def test_function_runs_as_ranks_of_the_launcher(cli: Cli, launcher: str, torch_p
         """,
         "ranks.py",
     )
-    told = cli.python(
+    result = cli.python(
         f"""
         import json, sys
         import submitit
@@ -196,7 +196,7 @@ def test_function_runs_as_ranks_of_the_launcher(cli: Cli, launcher: str, torch_p
         print(json.dumps({{"ranks": ex.submit(place_and_sum).results()}}))
         """
     )
-    assert told["ranks"] == [[rank, 4, rank % 2, rank // 2, 10.0] for rank in range(4)]
+    assert result["ranks"] == [[rank, 4, rank % 2, rank // 2, 10.0] for rank in range(4)]
 
 
 @pytest.mark.sampled(1, "each its own")

@@ -74,8 +74,8 @@ def test_trackers_record_the_identity_of_the_run(tmp_path: Path, server: Uploads
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    seen = told["wandb"]
+    document = json.loads(done.stdout)
+    seen = document["wandb"]
     assert seen.pop("history")["loss"] == 0.5
     assert seen == {
         "name": "first",
@@ -86,7 +86,7 @@ def test_trackers_record_the_identity_of_the_run(tmp_path: Path, server: Uploads
         "project": "llm",
         "commit": head,
     }
-    kept = told["mlflow"]
+    kept = document["mlflow"]
     assert (kept["experiment"], kept["name"], kept["metrics"]) == ("llm", "first", {"loss": 0.5})
     assert {
         "slurm.job_id": job,
@@ -123,6 +123,6 @@ def test_aim_records_the_identity_of_the_run(tmp_path: Path) -> None:
     reader = [python, SCRIPTS / "read_aim.py", cli.run_dir(job).path / "aim"]
     done = subprocess.run(reader, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert (told["name"], told["experiment"]) == ("first", "llm")
-    assert {"a", "b", "cluster:local"} <= set(told["tags"])
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert (document["name"], document["experiment"]) == ("first", "llm")
+    assert {"a", "b", "cluster:local"} <= set(document["tags"])

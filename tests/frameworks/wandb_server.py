@@ -62,8 +62,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body, words = self._body(), self.path.split("/")
         if self.path == "/graphql":
-            said = json.loads(body)
-            self._answer({"data": self.server.answered(said["query"], said.get("variables") or {})})
+            document = json.loads(body)
+            self._answer({"data": self.server.answered(document["query"], document.get("variables") or {})})
             return
         if words[-1] == "file_stream":
             self.server.logged(words[-2], json.loads(body).get("files") or {})

@@ -38,16 +38,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=3600, help="for all targets together")
     parser.add_argument("--record", action="store_true", help="for the site")
     parser.add_argument("targets", nargs="*", default=[], metavar="TARGET", help=", ".join(TARGETS))
-    given = parser.parse_args()
-    names = given.targets or list(TARGETS)
+    args = parser.parse_args()
+    names = args.targets or list(TARGETS)
     print(f"{'target':<14} {'inputs tried':>12} {'edges':>7} {'kept':>5}")
-    found = {name: _fuzz(name, given.seconds // len(names)) for name in names}
-    if given.record:
-        told = {name: one._asdict() for name, one in found.items()}
+    answer = {name: _fuzz(name, args.seconds // len(names)) for name in names}
+    if args.record:
+        result = {name: item._asdict() for name, item in answer.items()}
         before = robustness.read().get("fuzz", {}).get("targets", {})
-        every = {**before, **told}
-        robustness.write("fuzz", {"targets": every}, sum(one["seconds"] for one in every.values()))
-    return int(any(one.failed for one in found.values()))
+        every = {**before, **result}
+        robustness.write("fuzz", {"targets": every}, sum(item["seconds"] for item in every.values()))
+    return int(any(item.failed for item in answer.values()))
 
 
 def _fuzz(name: str, seconds: int) -> Fuzzed:
@@ -84,10 +84,10 @@ def _keep(grown: Path, kept: Path) -> None:
     """Add what reached something new; of too much the smallest files stay."""
     for path in grown.iterdir():
         shutil.copy(path, kept / path.name)
-    whole = sorted(
+    names = sorted(
         (path for path in kept.iterdir() if "-" not in path.name), key=lambda path: path.stat().st_size
     )
-    for path in whole[_MOST_KEPT:]:
+    for path in names[_MOST_KEPT:]:
         path.unlink()
 
 

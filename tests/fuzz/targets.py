@@ -103,16 +103,16 @@ def frames(data: bytes) -> None:
 
 
 def _frames(pieces: Iterable[bytes]) -> list[tuple[int, int, bytes]]:
-    decoder, found = Decoder(), []
+    decoder, result = Decoder(), []
     try:
         for piece in pieces:
             for frame in decoder.feed(piece):
-                found.append((frame.kind, frame.stream, frame.payload))
+                result.append((frame.kind, frame.stream, frame.payload))
                 with contextlib.suppress(DtslurmError):
                     frame.values()
     except DtslurmError:
-        found.append((-1, 0, b""))
-    return found
+        result.append((-1, 0, b""))
+    return result
 
 
 def log_lines(data: bytes) -> None:

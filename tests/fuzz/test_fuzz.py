@@ -16,10 +16,10 @@ CORPUS = Path(__file__).parent / "corpus"
 @pytest.mark.parametrize("name", TARGETS)
 def test_seeds_and_kept_inputs_cause_no_error(name: str) -> None:
     target = TARGETS[name]
-    kept = [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
+    contents = [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
     seeds = list(target.seeds())
     assert seeds
-    for data in [*seeds, *kept]:
+    for data in [*seeds, *contents]:
         target.run(data)
 
 

@@ -55,7 +55,7 @@ def _devices(part: Part) -> Iterator[str]:
     at_rest, busy = part["sampler"]["at_rest"], part["sampler"]["busy"]
     yield "| | sampler, at rest | nvidia-smi | sampler, busy | nvidia-smi |\n|---|---|---|---|---|"
     for name, words, factor in VALUES:
-        cells = [one[by].get(name) for one in (at_rest, busy) for by in ("sampler", "nvidia_smi")]
+        cells = [item[by].get(name) for item in (at_rest, busy) for by in ("sampler", "nvidia_smi")]
         shown = ["" if value is None else f"{value * factor:.0f}" for value in cells]
         yield f"| {words} | {' | '.join(shown)} |"
     activity = busy["sampler"].get("sm_activity")
@@ -75,7 +75,9 @@ def _devices(part: Part) -> Iterator[str]:
 
 
 def _list_findings(findings: Iterable[Part]) -> str:
-    return ", ".join(f"`{one['check']}` {one['level']} ({one['evidence']})" for one in findings)
+    return ", ".join(
+        f"`{finding['check']}` {finding['level']} ({finding['evidence']})" for finding in findings
+    )
 
 
 def _failures(part: Part) -> Iterator[str]:
@@ -95,11 +97,11 @@ def _frameworks(part: Part, emitted: Part) -> Iterator[str]:
         yield NOT_YET
         return
     yield "| framework | version | launcher | loss, first and last step |\n|---|---|---|---|"
-    for name, one in part.items():
+    for name, item in part.items():
         if name != "date":
-            losses = f"{one['first_loss']:.3g} → {one['last_loss']:.3g}"
-            yield f"| {FRAMEWORKS.get(name, name)} | {one['version']} | `{one['launcher']}` | {losses} |"
-    forms = [name for name, one in emitted.items() if isinstance(one, dict) and "state" in one]
+            losses = f"{item['first_loss']:.3g} → {item['last_loss']:.3g}"
+            yield f"| {FRAMEWORKS.get(name, name)} | {item['version']} | `{item['launcher']}` | {losses} |"
+    forms = [name for name, item in emitted.items() if isinstance(item, dict) and "state" in item]
     yield f"\nRun as `plan --emit` printed it, for Llama 3.2 1B: {', '.join(f'`{form}`' for form in forms)}."
 
 
@@ -143,8 +145,8 @@ def _scores(rows: Sequence[Row], before: Sequence[Ratios], gpu: str) -> Iterator
 
 def _lines(words: str, found: Sequence[Ratios]) -> Iterator[str]:
     for name, values in (
-        ("memory", [one.memory for one in found]),
-        ("step time", [one.time for one in found]),
+        ("memory", [item.memory for item in found]),
+        ("step time", [item.time for item in found]),
     ):
         errors = Errors.of(values)
         cells = [f"{100 * size:.0f} %" for size in (errors.median, errors.p90, errors.worst)]
@@ -156,8 +158,8 @@ def _checkpoints(part: Part) -> Iterator[str]:
     if "seconds" not in part:
         yield NOT_YET
         return
-    one = part["seconds"]
-    size = one["gib"]
+    seconds = part["seconds"]
+    size = seconds["gib"]
     yield f"{size} GiB of weights on the GPU, to the machine's own disk:\n"
     yield "| | seconds | GiB/s |\n|---|---|---|"
     for name, words in (
@@ -166,4 +168,4 @@ def _checkpoints(part: Part) -> Iterator[str]:
         ("torch_save_s", "saved and synced by `torch.save`, without a checksum"),
         ("restored_s", "checked and restored by `dtslurm.train`"),
     ):
-        yield f"| {words} | {one[name]:.1f} | {size / one[name]:.2f} |"
+        yield f"| {words} | {seconds[name]:.1f} | {size / seconds[name]:.2f} |"

@@ -15,8 +15,8 @@ Results = dict[str, Any]
 
 def read(path: Path = RESULTS) -> Results:
     """Return what was measured; nothing if it never ran."""
-    found: Results = json.loads(path.read_text()) if path.exists() else {}
-    return found
+    result: Results = json.loads(path.read_text()) if path.exists() else {}
+    return result
 
 
 def record(part: str, name: str, value: Any, path: Path = RESULTS) -> None:
@@ -27,9 +27,9 @@ def record(part: str, name: str, value: Any, path: Path = RESULTS) -> None:
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        found = read(path)
-        values = found.setdefault(part, {})
+        result = read(path)
+        values = result.setdefault(part, {})
         values |= {"date": datetime.now(timezone.utc).strftime("%Y-%m-%d"), name: value}
-        path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
     finally:
         os.close(folder)

@@ -49,15 +49,15 @@ def compare(row: Row, expected: Estimate) -> Ratios:
 
 def ratios(rows: Sequence[Row], gpu: str, calibrated_on: Row | None = None) -> list[Ratios]:
     """Return the ratios of rows on a GPU of this name, by the constants as shipped or as calibrated."""
-    found = []
+    result = []
     laid_over: Mapping[str, float] = {}
     if calibrated_on is not None:
         laid_over = factors_of(calibrated_on, gpu)
     for row in rows:
         made = plan(row, gpu)
         estimator = made.task.estimator(default().but(laid_over))
-        found.append(compare(row, estimator.estimate(made.chosen[0].layout)))
-    return found
+        result.append(compare(row, estimator.estimate(made.chosen[0].layout)))
+    return result
 
 
 def factors_of(row: Row, gpu: str) -> dict[str, float]:

@@ -75,7 +75,7 @@ def test_nvml_values_match_nvidia_smi(gpu_python: Path, record: Record) -> None:
             nvml.sample()
             time.sleep(2)  # SM activity is an average over the time since the last sample
             seen["busy"] = {"sampler": nvml.sample()[0], "nvidia_smi": sample_of_nvidia_smi()}
-            health = {one["check"]: one for one in preflight.gpus({"gpus": 1}, dict(os.environ))}
+            health = {item["check"]: item for item in preflight.gpus({"gpus": 1}, dict(os.environ))}
             process.wait(60)
             rate = process.stdout.read().split()[-1] if process.stdout else ""
         wait_until(program.sample, "a row of the program", limit=30)
@@ -101,11 +101,11 @@ def test_health_checks_pass_on_a_working_gpu(record: Record) -> None:
     by_program = preflight._by_program(1)  # as where the library is missing
     record("devices", "health", {"by_library": by_library, "by_program": by_program})
     record("devices", "health_row", nvidia_smi.ask(*preflight.FIELDS)[0])
-    levels = {one["check"]: one["level"] for one in [*by_library, *by_program]}
+    levels = {item["check"]: item["level"] for item in [*by_library, *by_program]}
     assert levels["gpus"] == "ok"
     assert levels["ecc"] == "ok"
     missing = preflight.gpus({"gpus": 2}, dict(os.environ))
-    assert [one["level"] for one in missing if one["check"] == "gpus"] == ["bad"]
+    assert [item["level"] for item in missing if item["check"] == "gpus"] == ["bad"]
 
 
 def test_probe_and_local_queue_describe_the_machine(record: Record) -> None:
@@ -135,7 +135,7 @@ def test_telemetry_of_a_run_matches_nvidia_smi(gpu_cli: GpuCli, record: Record) 
     pairs = []
     for note in notes:
         gpu = note["gpus"][0]
-        at, near = min(theirs, key=lambda one: abs(one[0] - float(note["time"])))
+        at, near = min(theirs, key=lambda item: abs(item[0] - float(note["time"])))
         if gpu.get("util", 0) > 90 and near["util"] > 90 and abs(at - float(note["time"])) < 1.5:
             pairs.append({"sampler": gpu, "nvidia_smi": near})
     record("devices", "run", {"notes": len(notes), "pairs": pairs})

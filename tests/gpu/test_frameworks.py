@@ -32,7 +32,7 @@ def test_framework_trains_on_the_gpu(gpu_cli: GpuCli, record: Record, framework:
     launcher, (script, *words) = CASES[framework]
     job, status = gpu_cli.train("-l", launcher, str(SCRIPTS / script), *words)
     output = gpu_cli.output(job)
-    found = re.search(r"^version (\S+) on (\S+) world (\d+)$", output, re.MULTILINE)
+    match = re.search(r"^version (\S+) on (\S+) world (\d+)$", output, re.MULTILINE)
     seen = losses(output)
     record(
         "frameworks",
@@ -40,16 +40,16 @@ def test_framework_trains_on_the_gpu(gpu_cli: GpuCli, record: Record, framework:
         {
             "launcher": launcher,
             "state": status["state"],
-            "version": found[1] if found else None,
-            "device": found[2] if found else None,
+            "version": match[1] if match else None,
+            "device": match[2] if match else None,
             "first_loss": seen[0] if seen else None,
             "last_loss": seen[-1] if seen else None,
         },
     )
     assert status["state"] == "COMPLETED", output
-    assert found
-    assert found[2] in {"cuda:0", "gpu:0"}
-    assert found[3] == "1"
+    assert match
+    assert match[2] in {"cuda:0", "gpu:0"}
+    assert match[3] == "1"
     assert len(seen) == 30
     assert seen[-1] < 0.5 * seen[0]
 

@@ -35,9 +35,9 @@ def test_planned_memory_and_step_time_are_close_to_measurements(
         assert process.returncode == 0, (tmp_path / "stderr").read_text()[-3000:]
     trained = measured(rows)
     assert len(trained) >= 40, [row.get("error") for row in rows]
-    found = ratios(trained, nvidia_smi.ask("name")[0]["name"])
-    assert Errors.of(one.memory for one in found).median < 0.3
-    assert Errors.of(one.time for one in found).median < 0.5
+    result = ratios(trained, nvidia_smi.ask("name")[0]["name"])
+    assert Errors.of(item.memory for item in result).median < 0.3
+    assert Errors.of(item.time for item in result).median < 0.5
 
 
 def test_calibration_by_a_run_matches_its_step_time(gpu_cli: GpuCli, record: Record) -> None:

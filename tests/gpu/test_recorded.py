@@ -30,10 +30,10 @@ def test_recorded_nvidia_smi_row_is_parsed() -> None:
 
 def test_recorded_health_row_is_parsed() -> None:
     cells = RECORDED["devices"]["health_row"]
-    found = preflight.by_table(", ".join(cells[field] for field in preflight.FIELDS), 1)
+    result = preflight.by_table(", ".join(cells[field] for field in preflight.FIELDS), 1)
     recorded = RECORDED["devices"]["health"]["by_program"]
     # The text of the evidence may have been reworded since.
-    assert [(row["check"], row["level"]) for row in found] == [
+    assert [(row["check"], row["level"]) for row in result] == [
         (row["check"], row["level"]) for row in recorded
     ]
 
@@ -62,9 +62,9 @@ def test_at_least_forty_configurations_can_be_planned() -> None:
 def test_planner_is_close_to_the_recorded_measurements() -> None:
     """The memory model was corrected with these rows; the step times were not."""
     rows = measured(RECORDED["planner"]["rows"])
-    found = ratios(rows, RECORDED["machine"]["gpu"]["name"])
-    assert Errors.of(one.memory for one in found).worst < 0.06
-    assert Errors.of(one.time for one in found).median < 0.2
+    result = ratios(rows, RECORDED["machine"]["gpu"]["name"])
+    assert Errors.of(item.memory for item in result).worst < 0.06
+    assert Errors.of(item.time for item in result).median < 0.2
     text = page()
     assert text.count("| llama-") + text.count("| qwen3-") == len(rows)
 
@@ -82,5 +82,5 @@ def test_recorded_values_accumulate(tmp_path: Path) -> None:
     results.record("devices", "one", 1, path)
     results.record("devices", "two", {"a": 2}, path)
     results.record("devices", "one", 3, path)
-    found = results.read(path)["devices"]
-    assert (found["one"], found["two"]) == (3, {"a": 2})
+    devices = results.read(path)["devices"]
+    assert (devices["one"], devices["two"]) == (3, {"a": 2})

@@ -224,8 +224,8 @@ def gpu_devices(folder: Path, count: int) -> list[Path]:
         return made
     dev = Path("/dev")
     terminals = [dev / f"tty{i}" for i in range(count)]
-    others = sorted(p for p in dev.iterdir() if p.name not in {"tty", "console"})
-    for choice in (terminals, others):
+    names = sorted(p for p in dev.iterdir() if p.name not in {"tty", "console"})
+    for choice in (terminals, names):
         usable = [p for p in choice if p.exists() and stat.S_ISCHR(p.stat().st_mode)]
         if len(usable) >= count:
             return usable[:count]

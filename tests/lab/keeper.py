@@ -53,13 +53,13 @@ def descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for pid, parent in table.items():
         children.setdefault(parent, []).append(pid)
-    found: list[int] = []
+    result: list[int] = []
     queue = [root]
     while queue:
         kids = children.get(queue.pop(), [])
-        found += kids
+        result += kids
         queue += kids
-    return found
+    return result
 
 
 def send(pid: int, number: int) -> None:
@@ -91,13 +91,13 @@ def kill_below() -> bool:
 def marked(token: str) -> list[int]:
     """Processes that were started with this cluster's token: its daemons, jobs and clients."""
     needle = b"\0" + f"{TOKEN}={token}".encode() + b"\0"
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if needle in b"\0" + (entry / "environ").read_bytes() + b"\0":
-                    found.append(int(entry.name))
-    return found
+                    result.append(int(entry.name))
+    return result
 
 
 def sweep(token: str, spare: set[int]) -> bool:

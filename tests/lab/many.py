@@ -49,9 +49,9 @@ class ManyNodes(SlurmLab):
 
     def asked(self) -> dict[str, int]:
         """How many requests of each kind the controller has had of its users, by its own count."""
-        told = self.run(["sdiag"]).stdout.partition("by message type")[2].partition("by user")[0]
+        result = self.run(["sdiag"]).stdout.partition("by message type")[2].partition("by user")[0]
         counts = {}
-        for line in told.splitlines():
+        for line in result.splitlines():
             name, _, rest = line.strip().partition(" ")
             if name.startswith("REQUEST_") and name not in {
                 "REQUEST_STATS_INFO",

@@ -30,9 +30,9 @@ class Software:
     def which(self, name: str) -> str:
         """The file of a program."""
         for candidate in ALTERNATIVES.get(name, (name, f"{name}-wlm")):
-            found = shutil.which(candidate, path=self.search)
-            if found:
-                return found
+            result = shutil.which(candidate, path=self.search)
+            if result:
+                return result
         where = f"below {self.prefix}" if self.prefix else "installed"
         raise SlurmUnavailable(f"no {name} {where}")
 
@@ -50,10 +50,10 @@ class Software:
         """Slurm's plugins, where they are not at the place compiled in."""
         if self.prefix is None:
             return None
-        found = sorted(self.prefix.glob("usr/lib/*/slurm*/auth_munge.so"))
-        if not found:
+        paths = sorted(self.prefix.glob("usr/lib/*/slurm*/auth_munge.so"))
+        if not paths:
             raise SlurmUnavailable(f"no Slurm plugins below {self.prefix}")
-        return found[0].parent
+        return paths[0].parent
 
     def env(self) -> dict[str, str]:
         """Variables that make the programs run."""

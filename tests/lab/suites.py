@@ -80,10 +80,10 @@ def _apt(suite: str, scratch: Path) -> list[str]:
 
 def _mirror() -> str:
     """Return where this machine has its Debian packages from."""
-    told = _run(
+    result = _run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian"]
     )
-    mirrors = [line for line in told.splitlines() if "security" not in line]
+    mirrors = [line for line in result.splitlines() if "security" not in line]
     if not mirrors:
         raise SlurmUnavailable("no Debian mirror among apt's sources (apt-get update, on Debian)")
     return mirrors[0]
@@ -92,11 +92,11 @@ def _mirror() -> str:
 def _wanted(apt: Sequence[str]) -> list[str]:
     """Return the packages to ask for: some have another name, or are part of another, in some releases."""
     cache = ["apt-cache", *apt[2:]]
-    known = set(_run([*cache, "pkgnames"]).split())
-    database = next((pair for pair in DATABASE if known.issuperset(pair)), None)
-    if database is None or not known.issuperset(PACKAGES):
+    words = set(_run([*cache, "pkgnames"]).split())
+    database = next((pair for pair in DATABASE if words.issuperset(pair)), None)
+    if database is None or not words.issuperset(PACKAGES):
         raise SlurmUnavailable("the suite lacks Slurm, MUNGE or MariaDB")
-    return [*PACKAGES, *(name for name in IF_THERE if name in known), *database]
+    return [*PACKAGES, *(name for name in IF_THERE if name in words), *database]
 
 
 def _lay_out(debs: Sequence[Path], wanted: set[str], prefix: Path) -> None:
@@ -127,10 +127,10 @@ def _give_libraries(prefix: Path) -> None:
     folders = [
         path for path in (prefix / "usr/lib", prefix / "lib") for path in sorted(path.glob("*-linux-gnu*"))
     ]
-    found = ":".join(map(str, [*([plugins] if plugins else []), *folders]))
+    text = ":".join(map(str, [*([plugins] if plugins else []), *folders]))
     for file in _elf_files(prefix, plugins):
         # The old kind of entry holds for what a library or plugin loads, too.
-        words = ["--force-rpath", "--set-rpath", found]
+        words = ["--force-rpath", "--set-rpath", text]
         if _run([patchelf, "--print-interpreter", str(file)], check=False):
             words += ["--set-interpreter", str(loaders[0])]
         _run([patchelf, *words, str(file)])

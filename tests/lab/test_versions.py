@@ -52,9 +52,9 @@ def test_outcomes_count_the_last_try_and_ignore_skipped_tests() -> None:
 
 def test_failed_tests_are_listed_below_the_table() -> None:
     row = {"suite": "sid", "cells": {"submit": {"passed": 1, "of": 2}}, "failed": ["test_runs::test_a"]}
-    told = versions.table({"26.05.5": row})
-    assert "| 26.05.5 | 1 of 2 | not run |" in told
-    assert "Failed: 26.05.5: `test_runs::test_a`." in told
+    result = versions.table({"26.05.5": row})
+    assert "| 26.05.5 | 1 of 2 | not run |" in result
+    assert "Failed: 26.05.5: `test_runs::test_a`." in result
 
 
 def test_rerun_columns_replace_recorded_columns() -> None:

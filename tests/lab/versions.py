@@ -63,8 +63,8 @@ def column_of(file: str) -> str:
 
 def recorded() -> dict[str, Any]:
     """Return what was written down; empty before the first run."""
-    found: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    return found
+    result: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return result
 
 
 def places(columns: Collection[str]) -> list[str]:
@@ -89,12 +89,12 @@ def measured(suite: str, columns: Collection[str], commit: str) -> tuple[str, di
     version = at_prefix(prefix).version()
     print(f"== Slurm {version} ({suite}): {', '.join(columns)}", flush=True)
     with tempfile.TemporaryDirectory() as name:
-        told = Path(name) / "told.xml"
-        argv = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", f"--junit-xml={told}"]
+        path = Path(name) / "told.xml"
+        argv = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", f"--junit-xml={path}"]
         env = {**os.environ, "DTSLURM_SLURM_PREFIX": str(prefix), "DTSLURM_REQUIRE_SLURM": "1"}
         words = [*argv, "-m", MARKS, "-k", NAMES, *places(columns)]
         subprocess.run(words, cwd=ROOT, env=env, timeout=LONGEST_S, check=False)
-        cells, failed = outcomes(ET.parse(told).getroot())
+        cells, failed = outcomes(ET.parse(path).getroot())
     for cell in cells.values():
         cell |= {"date": f"{datetime.now(timezone.utc):%Y-%m-%d}", "commit": commit}
     return version, {"suite": suite, "cells": cells, "failed": failed}

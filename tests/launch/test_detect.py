@@ -132,8 +132,8 @@ def test_single_rank_uses_torchrun_only_if_the_script_requires_its_variables(
 ) -> None:
     alone = detected(OS + source, nodes=1, ranks_per_node=1, gpus_per_node=0)
     assert alone.launcher == launcher
-    told = detected(OS + source, nodes=1, ranks_per_node=1, gpus_per_node=0, launcher="single").warnings
-    assert any("launcher single does not set RANK" in line for line in told) is (launcher == "torchrun")
+    warnings = detected(OS + source, nodes=1, ranks_per_node=1, gpus_per_node=0, launcher="single").warnings
+    assert any("launcher single does not set RANK" in line for line in warnings) is (launcher == "torchrun")
     assert detected(OS + source).launcher == "torchrun"
 
 
@@ -371,8 +371,10 @@ def test_launcher_inside_a_shell_script_gets_a_warning(line: str) -> None:
     ],
 )
 def test_given_launcher_is_used_with_a_warning(source: str, launcher: str, warning: str) -> None:
-    one = launcher == "single"
-    detection = detected(source, launcher=launcher, nodes=1 if one else 2, ranks_per_node=1 if one else 4)
+    result = launcher == "single"
+    detection = detected(
+        source, launcher=launcher, nodes=1 if result else 2, ranks_per_node=1 if result else 4
+    )
     assert detection.launcher == launcher
     assert warning in detection.warnings[0]
 
@@ -401,9 +403,9 @@ def test_python_program_that_is_a_launcher_gets_a_warning() -> None:
 def test_sizes_that_differ_from_the_job_are_reported(
     source: str, args: tuple[str, ...], said: list[str]
 ) -> None:
-    told = find_size_conflicts(ScriptText(source, "/w/train.py", args), RequestedRanks(2, 4))
-    assert len(told) == len(said)
-    assert all(words in line for words, line in zip(said, told, strict=True)), told
+    size_conflicts = find_size_conflicts(ScriptText(source, "/w/train.py", args), RequestedRanks(2, 4))
+    assert len(size_conflicts) == len(said)
+    assert all(words in line for words, line in zip(said, size_conflicts, strict=True)), size_conflicts
 
 
 @pytest.mark.parametrize(

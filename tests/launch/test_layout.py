@@ -39,11 +39,11 @@ def test_layout_without_a_node_type_has_a_single_rank_and_no_gpu() -> None:
 
 @pytest.mark.parametrize(("gpus", "notice_count"), [(None, 1), (0, 0), (8, 0)])
 def test_unrequested_gpus_give_a_notice(gpus: int | None, notice_count: int) -> None:
-    found = resolve(Resources(gpus_per_node=gpus), ClusterProfile(name="live", node_types={"a100x8": NODE}))
-    assert found.layout is not None
-    assert found.layout.gpus_per_node == (gpus or 0)
+    result = resolve(Resources(gpus_per_node=gpus), ClusterProfile(name="live", node_types={"a100x8": NODE}))
+    assert result.layout is not None
+    assert result.layout.gpus_per_node == (gpus or 0)
     notice = "no GPUs requested: a100x8 nodes have 8; request GPUs with --gpus-per-node"
-    assert found.notices == [notice] * notice_count
+    assert result.notices == [notice] * notice_count
 
 
 def test_single_process_layout_has_all_gpus_and_cpus() -> None:
@@ -86,18 +86,18 @@ def test_all_node_memory_is_requested_only_with_all_gpus(
     customs: dict[str, Any], gpus: int | None, mem: str, notice_count: int
 ) -> None:
     site = replace(PROFILE, slurm=SlurmCustoms(**customs))
-    found = resolve(Resources(gpus_per_node=gpus), site)
-    assert found.layout is not None
-    assert str(found.layout.mem) == mem
-    assert sum("--mem" in line for line in found.notices) == notice_count
+    result = resolve(Resources(gpus_per_node=gpus), site)
+    assert result.layout is not None
+    assert str(result.layout.mem) == mem
+    assert sum("--mem" in line for line in result.notices) == notice_count
 
 
 @pytest.mark.parametrize(("exclusive", "notice_count"), [(False, 1), (True, 0)])
 def test_unknown_cpu_count_gives_a_notice(exclusive: bool, notice_count: int) -> None:
     node = NodeType(gpus=Gpus(model="A100", count=8))
     site = replace(PROFILE, node_types={"a100x8": node}, slurm=SlurmCustoms(exclusive=exclusive))
-    found = resolve(Resources(), site)
-    assert sum("CPUs of a100x8 nodes is not known" in line for line in found.notices) == notice_count
+    result = resolve(Resources(), site)
+    assert sum("CPUs of a100x8 nodes is not known" in line for line in result.notices) == notice_count
     assert not any("CPUs" in line for line in resolve(Resources(cpus_per_task=4), site).notices)
 
 
@@ -129,8 +129,8 @@ def test_messages_name_the_node_type_of_the_partition() -> None:
         partition="debug", partitions={"debug": Partition(node_type="t4x2"), "any": Partition()}
     )
     profile = ClusterProfile(name="site", node_types={"a100x8": NODE, "t4x2": small}, slurm=customs)
-    found = resolve(Resources(gpus_per_node=4), profile)
-    assert found.problems == ["--gpus-per-node 4: a t4x2 node has 2"]
+    result = resolve(Resources(gpus_per_node=4), profile)
+    assert result.problems == ["--gpus-per-node 4: a t4x2 node has 2"]
     assert resolve(Resources(), profile).notices == [
         "no GPUs requested: t4x2 nodes have 2; request GPUs with --gpus-per-node"
     ]
@@ -138,7 +138,7 @@ def test_messages_name_the_node_type_of_the_partition() -> None:
 
 
 def test_ranks_that_share_gpus_give_a_notice() -> None:
-    found = resolve(Resources(gpus_per_node=2, ntasks_per_node=6), PROFILE)
-    assert found.layout is not None
-    assert found.layout.cpus_per_rank == 5
-    assert found.notices == ["6 ranks share 2 GPUs on each node"]
+    result = resolve(Resources(gpus_per_node=2, ntasks_per_node=6), PROFILE)
+    assert result.layout is not None
+    assert result.layout.cpus_per_rank == 5
+    assert result.notices == ["6 ranks share 2 GPUs on each node"]

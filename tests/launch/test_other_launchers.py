@@ -73,19 +73,19 @@ def submission(
 ) -> str:
     cluster = profiles.load(profile, cwd=Path("/nowhere"), env={"HOME": "/nowhere"}).profile
     loaded = registry.load(launcher)
-    asked = Resources(nodes=nodes, ntasks_per_node=ranks, gpus_per_node=gpus, time=Walltime(600))
-    shape = resolve(asked, cluster, one_process=loaded.one_process).layout
+    resources = Resources(nodes=nodes, ntasks_per_node=ranks, gpus_per_node=gpus, time=Walltime(600))
+    shape = resolve(resources, cluster, one_process=loaded.one_process).layout
     assert shape is not None
     place = RunPlace("/run", None, "0123456789ab")
-    spec = job(launcher, resources=asked, **fields)
+    spec = job(launcher, resources=resources, **fields)
     site = Site(cluster, Templates(folders=(assets.templates(),)))
     return render(spec, site, shape, loaded, place).script
 
 
 def srun_of(script: str) -> str:
-    found = re.search(r"^srun (?:.*\\\n)*.*$", script, re.MULTILINE)
-    assert found
-    return found[0]
+    match = re.search(r"^srun (?:.*\\\n)*.*$", script, re.MULTILINE)
+    assert match
+    return match[0]
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ THIRD = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
 )
 def test_jax_device_ids_follow_the_visible_gpus(tmp_path: Path, gpus: int, visible: str, ids: str) -> None:
     script = submission("jax", 2, 2, gpus)
-    told = task_environment(script, tmp_path, CUDA_VISIBLE_DEVICES=visible, **THIRD)
-    assert told["JAX_LOCAL_DEVICE_IDS"] == ids
-    assert told["JAX_COORDINATOR_ADDRESS"] == "n9:12000"
+    result = task_environment(script, tmp_path, CUDA_VISIBLE_DEVICES=visible, **THIRD)
+    assert result["JAX_LOCAL_DEVICE_IDS"] == ids
+    assert result["JAX_COORDINATOR_ADDRESS"] == "n9:12000"
 
 
 def test_jax_device_ids_are_not_set_without_gpus(tmp_path: Path) -> None:
@@ -163,13 +163,13 @@ def test_jax_device_ids_are_not_set_without_gpus(tmp_path: Path) -> None:
 )
 def test_tensorflow_worker_sees_only_its_gpus(tmp_path: Path, visible: str, own: str) -> None:
     script = submission("tensorflow", 2, 2, 4)
-    told = task_environment(script, tmp_path, CUDA_VISIBLE_DEVICES=visible, WORKER_HOSTS="n9\nn10", **THIRD)
-    assert told["CUDA_VISIBLE_DEVICES"] == own
+    result = task_environment(script, tmp_path, CUDA_VISIBLE_DEVICES=visible, WORKER_HOSTS="n9\nn10", **THIRD)
+    assert result["CUDA_VISIBLE_DEVICES"] == own
 
 
 def test_tf_config_lists_all_workers(tmp_path: Path) -> None:
-    told = task_environment(submission("tensorflow", 2, 2, 0), tmp_path, WORKER_HOSTS="n9\nn10", **THIRD)
-    assert json.loads(told["TF_CONFIG"]) == {
+    result = task_environment(submission("tensorflow", 2, 2, 0), tmp_path, WORKER_HOSTS="n9\nn10", **THIRD)
+    assert json.loads(result["TF_CONFIG"]) == {
         "cluster": {"worker": ["n9:12000", "n9:12001", "n10:12002", "n10:12003"]},
         "task": {"type": "worker", "index": 3},
     }
@@ -177,8 +177,8 @@ def test_tf_config_lists_all_workers(tmp_path: Path) -> None:
 
 def test_horovod_variables_are_set_for_gloo(tmp_path: Path) -> None:
     script = submission("horovod", 2, 2, 0, launcher_options={"form": "gloo"})
-    told = task_environment(script, tmp_path, GLOO_SOCKET_IFNAME="ib0", **THIRD)
-    assert {key: value for key, value in told.items() if key.startswith("HOROVOD_")} == {
+    result = task_environment(script, tmp_path, GLOO_SOCKET_IFNAME="ib0", **THIRD)
+    assert {key: value for key, value in result.items() if key.startswith("HOROVOD_")} == {
         "HOROVOD_HOSTNAME": "n10",
         "HOROVOD_RANK": "3",
         "HOROVOD_SIZE": "4",
@@ -195,8 +195,13 @@ def test_horovod_variables_are_set_for_gloo(tmp_path: Path) -> None:
 
 
 def test_mpi_ranks_are_taken_from_slurm(tmp_path: Path) -> None:
-    told = task_environment(submission("mpi", 2, 2, 0), tmp_path, PMIX_RANK="3", **THIRD)
-    assert (told["RANK"], told["LOCAL_RANK"], told["GROUP_RANK"], told["WORLD_SIZE"]) == ("3", "1", "1", "4")
+    result = task_environment(submission("mpi", 2, 2, 0), tmp_path, PMIX_RANK="3", **THIRD)
+    assert (result["RANK"], result["LOCAL_RANK"], result["GROUP_RANK"], result["WORLD_SIZE"]) == (
+        "3",
+        "1",
+        "1",
+        "4",
+    )
 
 
 def test_ray_job_runs_a_single_driver_rank() -> None:

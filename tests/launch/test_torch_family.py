@@ -307,8 +307,8 @@ def test_configuration_file_takes_the_place_of_the_script() -> None:
 
 def test_megatron_parallel_sizes_must_divide_the_ranks() -> None:
     args = ("--tensor-model-parallel-size", "4", "--pipeline-model-parallel-size=3")
-    found = problems("megatron", job("megatron", args=args))
-    assert found == "8 ranks cannot be divided into model replicas of tensor 4 x pipeline 3 x context 1 = 12"
+    result = problems("megatron", job("megatron", args=args))
+    assert result == "8 ranks cannot be divided into model replicas of tensor 4 x pipeline 3 x context 1 = 12"
     assert not problems("megatron", job("megatron", args=args), layout(nodes=3))
 
 

@@ -59,12 +59,12 @@ def test_folder_does_not_merge_lines_of_different_tasks_attempts_or_job_output()
 def test_folder_preserves_the_lines_and_their_order_for_each_rank(wrote: list[tuple[int, str]]) -> None:
     folder = LineFolder()
     folder.add((line(rank, text) for rank, text in wrote), 0.0)
-    found = folder.take(0.0, everything=True)
+    result = folder.take(0.0, everything=True)
     for rank in range(6):
-        assert [item.line.text for item in found if rank in item.ranks] == [
+        assert [item.line.text for item in result if rank in item.ranks] == [
             text for who, text in wrote if who == rank
         ]
-    assert all(len(item.ranks) == len(set(item.ranks)) for item in found)
+    assert all(len(item.ranks) == len(set(item.ranks)) for item in result)
 
 
 @given(st.sets(st.integers(0, 300), min_size=1))

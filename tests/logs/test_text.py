@@ -37,8 +37,8 @@ def test_decoder_reads_frames_after_noise_from_packed_and_split_input(
         body = wire.frame(wire.PACKED, 0, zlib.compress(body))
     data = noise + wire.MAGIC + body
     decoder = Decoder()
-    found = [item for at in range(0, len(data), size) for item in decoder.feed(data[at : at + size])]
-    assert found == frames
+    result = [item for at in range(0, len(data), size) for item in decoder.feed(data[at : at + size])]
+    assert result == frames
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_decoder_rejects_malformed_frames(data: bytes) -> None:
 def test_assembler_returns_whole_lines_for_any_chunk_size(data: bytes, size: int) -> None:
     known = Assembler(RANK, "log")
     blocks = [known.feed(at, data[at : at + size]) for at in range(0, len(data), size)]
-    whole = b"".join(block.data for block in blocks if block)
-    assert whole + bytes(known.rest) == data
-    assert whole == data[: data.rfind(b"\n") + 1]
+    text = b"".join(block.data for block in blocks if block)
+    assert text + bytes(known.rest) == data
+    assert text == data[: data.rfind(b"\n") + 1]
     assert known.checked == data[-256:]
     assert known.offset == len(data)
 

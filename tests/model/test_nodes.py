@@ -67,10 +67,10 @@ def test_texts_and_expiry_of_foreign_notes_are_limited() -> None:
     text = json.dumps(
         {"node": "n1", "reason": "\x1b[2Jgone\nfor\x07 good" + "!" * 999, "when": NOW, "expires": 9e99}
     )
-    [found] = parse_notes([text], NOW)
-    assert found.reason.isprintable()
-    assert len(found.reason) <= 300
-    assert found.expires == NOW + 90 * DAY
+    [note] = parse_notes([text], NOW)
+    assert note.reason.isprintable()
+    assert len(note.reason) <= 300
+    assert note.expires == NOW + 90 * DAY
 
 
 def test_the_newest_valid_note_of_a_node_counts() -> None:
@@ -103,8 +103,8 @@ def test_no_more_nodes_are_excluded_than_the_job_can_spare(
     needed: int, down: tuple[str, ...], out: list[str], kept: list[str]
 ) -> None:
     said = [node_note("n1", 500), node_note("n2", 50), node_note("gone")]
-    found = choose_exclusions(said, listed_nodes("n1", "n2", "n3", "n4", down=down), needed)
-    assert tuple([one.node for one in part] for part in found) == (out, kept)
+    exclusions = choose_exclusions(said, listed_nodes("n1", "n2", "n3", "n4", down=down), needed)
+    assert tuple([item.node for item in part] for part in exclusions) == (out, kept)
 
 
 def test_the_node_list_of_sinfo_is_parsed() -> None:
@@ -137,7 +137,7 @@ def test_several_threads_can_append_notes(tmp_path: Path) -> None:
 def test_a_truncated_line_does_not_affect_other_notes(tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
     path.write_text(format_note(node_note("n1")) + "\n" + '{"node": "n2", "wh')
-    assert [one.node for one in parse_notes(exchange(str(path), [format_note(node_note("n3"))]), NOW)] == [
+    assert [note.node for note in parse_notes(exchange(str(path), [format_note(node_note("n3"))]), NOW)] == [
         "n1",
         "n3",
     ]
@@ -167,9 +167,9 @@ def test_only_the_end_of_a_very_large_file_is_read(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("dtslurm.worker.lib.node_blocklist.MOST", 500)
     path = tmp_path / "notes.jsonl"
     exchange(str(path), [format_note(node_note(f"n{number}")) for number in range(1, 9)])
-    found = parse_notes(exchange(str(path), []), NOW)
-    assert found[-1].node == "n8"
-    assert 0 < len(found) < 8
+    notes = parse_notes(exchange(str(path), []), NOW)
+    assert notes[-1].node == "n8"
+    assert 0 < len(notes) < 8
 
 
 def test_plain_returns_one_line() -> None:

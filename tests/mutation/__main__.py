@@ -62,8 +62,8 @@ def mutants(folder: Path, room: str) -> list[Any]:
     modules = sorted((Path("dtslurm") / room).rglob("*.py"))
     with use_db(str(folder / f"{room}.sqlite"), WorkDB.Mode.create) as database:
         init(modules, database, {})
-        found = [item.mutations[0] for item in database.work_items]
-    return [one for one in found if not one.operator_name.startswith(EQUAL) and not _annotation(one)]
+        result = [item.mutations[0] for item in database.work_items]
+    return [item for item in result if not item.operator_name.startswith(EQUAL) and not _annotation(item)]
 
 
 def _annotation(mutant: Any) -> bool:
@@ -174,17 +174,17 @@ def main() -> int:
             every = mutants(Path(name), room)
             drawn = random.Random(chosen.seed).sample(every, min(chosen.sample, len(every)))
             rows = list(try_mutants(room, drawn))
-            found = sum(row["outcome"] not in {"survived", "no test of its own"} for row in rows)
+            result = sum(row["outcome"] not in {"survived", "no test of its own"} for row in rows)
             lived = [row for row in rows if row["outcome"] in {"survived", "no test of its own"}]
             results[room] = {
                 "mutants": len(every),
                 "tried": len(rows),
-                "found": found,
+                "found": result,
                 "seed": chosen.seed,
                 "survived": lived,
             }
-            share = found / max(len(rows), 1)
-            print(f"{room}: {found} of {len(rows)} found ({share:.0%}), of {len(every)} mutants")
+            share = result / max(len(rows), 1)
+            print(f"{room}: {result} of {len(rows)} found ({share:.0%}), of {len(every)} mutants")
             for row in lived:
                 print(f"  {row['module']}:{row['line']} {row['outcome']}\n{row['diff']}")
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")

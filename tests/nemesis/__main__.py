@@ -59,21 +59,21 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="for the site")
     parser.add_argument("--add", action="store_true", help="to what was recorded before")
     parser.add_argument("--lane", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    seeds = [given.seed] if given.seed is not None else _parse_ranges(given.seeds)
-    if given.show:
+    args = parser.parse_args()
+    seeds = [args.seed] if args.seed is not None else _parse_ranges(args.seeds)
+    if args.show:
         for seed in seeds:
             print(json.dumps(asdict(make(seed)), indent=1))
         return 0
-    deadline = time.time() + given.seconds
-    if given.lane or len(seeds) == 1:
-        chosen = [int(seed) for seed in given.lane.split(",")] if given.lane else seeds
+    deadline = time.time() + args.seconds
+    if args.lane or len(seeds) == 1:
+        chosen = [int(seed) for seed in args.lane.split(",")] if args.lane else seeds
         results = list(_told(live_all(chosen, deadline)))
     else:
-        results = _lanes(seeds, given.lanes, given.seconds)
+        results = _lanes(seeds, args.lanes, args.seconds)
         _summary(results)
-        if given.record:
-            record(results, robustness.read().get("nemesis", {}) if given.add else {})
+        if args.record:
+            record(results, robustness.read().get("nemesis", {}) if args.add else {})
     return int(any(result.violations or result.errors for result in results))
 
 
@@ -110,7 +110,7 @@ def live(place: Site, plan: Schedule) -> Result:
     begin = time.time()
     work = Workload(place, plan)
     events = work.live()
-    violations = [list(one) for one in check(events)]
+    violations = [list(item) for item in check(events)]
     errors = [*work.errors, *work.nemesis.trouble]
     if violations or errors:
         _keep(place, plan, events)
@@ -150,8 +150,8 @@ def _lanes(seeds: Sequence[int], lanes: int, seconds: float) -> list[Result]:
     """Let processes live the schedules side by side, each with clusters of its own."""
     shares = [seeds[lane::lanes] for lane in range(lanes)]
     with ThreadPoolExecutor(lanes) as pool:
-        found = list(pool.map(lambda share: _lane(share, seconds), [share for share in shares if share]))
-    return sorted((one for share in found for one in share), key=lambda result: result.seed)
+        answer = list(pool.map(lambda share: _lane(share, seconds), [share for share in shares if share]))
+    return sorted((item for share in answer for item in share), key=lambda result: result.seed)
 
 
 def _lane(seeds: Sequence[int], seconds: float) -> list[Result]:
@@ -172,12 +172,12 @@ def record(results: Sequence[Result], before: Mapping[str, Any]) -> None:
     for result in results:
         ends.update(result.states)
         faults.update(word.split()[0] for word in result.faults)
-    sums = {name: sum(getattr(one, name) for one in results) for name in ("looks", "by_hand")}
+    sums = {name: sum(getattr(result, name) for result in results) for name in ("looks", "by_hand")}
     sums["attempts"] = sum(result.bodies for result in results)
     lists: dict[str, list[Any]] = {
         "seeds": [result.seed for result in results],
-        "violations": [[one.seed, *words] for one in results for words in one.violations],
-        "errors": [[one.seed, words.partition("\n")[0]] for one in results for words in one.errors],
+        "violations": [[result.seed, *words] for result in results for words in result.violations],
+        "errors": [[result.seed, words.partition("\n")[0]] for result in results for words in result.errors],
     }
     robustness.write(
         "nemesis",
@@ -198,7 +198,7 @@ def in_words(result: Result) -> str:
     ends = ", ".join(f"{number} {state}" for state, number in sorted(result.states.items()))
     text = f"seed {result.seed:<5} {result.seconds:5.1f} s  {result.runs} runs, {ends}; {faults}"
     wrong = [f"  {kind}: {run}: {words}" for kind, run, words in result.violations]
-    return "\n".join([text, *wrong, *(f"  error: {one}" for one in result.errors)])
+    return "\n".join([text, *wrong, *(f"  error: {error}" for error in result.errors)])
 
 
 def _summary(results: Sequence[Result]) -> None:

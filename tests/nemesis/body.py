@@ -45,8 +45,8 @@ def main() -> int:
         time.sleep(0.2)
         files.check_lease()
         tell("commit", tick=tick)
-    told = [json.loads(line) for line in Path(history).read_text().splitlines()]
-    ended = sum(line["run"] == run and line["what"] == "end" for line in told)
+    documents = [json.loads(line) for line in Path(history).read_text().splitlines()]
+    ended = sum(line["run"] == run and line["what"] == "end" for line in documents)
     code = int(codes[min(ended, len(codes) - 1)])
     tell("end", code=code)
     return code

@@ -32,12 +32,12 @@ class Violation(NamedTuple):
 
 def check(events: Sequence[Event]) -> list[Violation]:
     """Return everything in a history that must not happen."""
-    found: list[Violation] = []
+    result: list[Violation] = []
     for run in sorted({event.run for event in events if event.run}):
         own = [event for event in events if event.run == run or event.what == "fault"]
         for judge in (_lost, _doubled, _stale, _revived, _cleaned, _false, *_OTHERS):
-            found += judge(run, own)
-    return found
+            result += judge(run, own)
+    return result
 
 
 def _of(events: Sequence[Event], what: str) -> list[Event]:
@@ -90,7 +90,7 @@ def _doubled(run: str, events: Sequence[Event]) -> Iterator[Violation]:
     if len(jobs) > 1:
         yield Violation("doubled", run, f"jobs {', '.join(jobs)} worked")
     attempts = [event.get("attempt") for event in begins]
-    for attempt in sorted({one for one in attempts if attempts.count(one) > 1}):
+    for attempt in sorted({attempt for attempt in attempts if attempts.count(attempt) > 1}):
         yield Violation("doubled", run, f"attempt {attempt} began {attempts.count(attempt)} times")
     by_slurm = _supervised(events) is False
     done = [event for event in _of(events, "end") if event.get("code") == 0]
@@ -188,7 +188,7 @@ def _of_no_start(events: Sequence[Event], look: Event) -> bool:
 
 def _first(events: Sequence[Event], state: str) -> Event:
     """Return when a run was first told to be over in this state."""
-    return next(one for one in events if one.get("terminal") and one.get("state") == state)
+    return next(event for event in events if event.get("terminal") and event.get("state") == state)
 
 
 def _forgotten(events: Sequence[Event]) -> bool:
@@ -213,7 +213,7 @@ def _came_back(run: str, events: Sequence[Event], looks: Sequence[Event]) -> Ite
     later = [
         look
         for look in later
-        if not any(one.at < look.until and look.at < one.until + _SHARED_S for one in off)
+        if not any(item.at < look.until and look.at < item.until + _SHARED_S for item in off)
     ]
     if not later:
         return

@@ -236,9 +236,9 @@ class Nemesis:
 
     @contextlib.contextmanager
     def _stepd(self, fault: Fault) -> Iterator[None]:
-        found = [pid for pid in descendants(self._keeper()) if b"slurmstepd: [" in _words(pid)]
-        if found:
-            send(min(found) if fault.target == "first" else max(found), signal.SIGKILL)
+        result = [pid for pid in descendants(self._keeper()) if b"slurmstepd: [" in _words(pid)]
+        if result:
+            send(min(result) if fault.target == "first" else max(result), signal.SIGKILL)
         yield
 
     def _keeper(self) -> int:

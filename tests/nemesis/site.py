@@ -89,7 +89,7 @@ class Site:
                 more = preload.trouble_disk(self.disk / "runs", self.switch, self.root)
             elif fault.kind == "N20":
                 more = preload.skew_clock(float(fault.target), self.root)
-            libraries = [one["LD_PRELOAD"] for one in (env, more) if "LD_PRELOAD" in one]
+            libraries = [item["LD_PRELOAD"] for item in (env, more) if "LD_PRELOAD" in item]
             env |= {**more, "LD_PRELOAD": ":".join(libraries)} if more else {}
         return tuple(f"{name}={value}" for name, value in env.items())
 

@@ -297,8 +297,8 @@ def test_checker_accepts_valid_histories(name: str) -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_checker_reports_each_kind_of_violation(name: str) -> None:
     kind, events = WRONG[name]
-    found = check(sorted(events, key=lambda event: event.at))
-    assert {one.kind for one in found} == {kind}, found
+    result = check(sorted(events, key=lambda event: event.at))
+    assert {item.kind for item in result} == {kind}, result
 
 
 def test_history_is_written_and_read(tmp_path: Path) -> None:

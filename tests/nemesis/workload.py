@@ -79,9 +79,9 @@ class Workload:
                 done = [pool.submit(self.nemesis.break_it, fault, begin) for fault in plan.faults]
                 for run in plan.runs:
                     done += [pool.submit(self._submit, run, begin) for _ in range(run.submitters)]
-                done += [pool.submit(self._act, one, begin) for one in plan.acts]
-            for one in done:
-                one.result()
+                done += [pool.submit(self._act, item, begin) for item in plan.acts]
+            for item in done:
+                item.result()
             self._settle()
         finally:
             self.over.set()
@@ -243,10 +243,10 @@ class Workload:
 
     def _told(self, who: str, since: float, document: dict[str, object]) -> None:
         for run in document["runs"]:  # type: ignore[attr-defined]
-            one = run["statuses"][0]
-            ended = JobState(one["state"]).ended and "COMPLETING" not in str(one.get("flags"))
-            values = {key: one.get(key) for key in ("state", "source", "reason")}
-            values |= {"code": one.get("exit_code"), "job": one.get("job_id")}
+            status = run["statuses"][0]
+            ended = JobState(status["state"]).ended and "COMPLETING" not in str(status.get("flags"))
+            values = {key: status.get(key) for key in ("state", "source", "reason")}
+            values |= {"code": status.get("exit_code"), "job": status.get("job_id")}
             if not ended:  # what brings an ended job back is known to the library alone
                 self.history.add(who, "seen", run["record"]["name"], since=since, terminal=False, **values)
 
@@ -273,12 +273,10 @@ class Workload:
             self.history.add("api", "blind", since=since, words=error.message)
             return
         listed = [view.record.job_id for view in (*run_views, *queued.views)]
-        trouble = "; ".join(
-            [*queued.troubles.values(), *(view.trouble for view in run_views if view.trouble)]
-        )
+        text = "; ".join([*queued.troubles.values(), *(view.trouble for view in run_views if view.trouble)])
         self.history.add(
             "api", "listed", record.name, since=since, job=record.job_id, listed=record.job_id in listed,
-            in_queue=before and self._has_job(record), trouble=trouble,
+            in_queue=before and self._has_job(record), trouble=text,
         )  # fmt: skip
 
     def cancel_by_job_id(self, record: JobRecord) -> None:

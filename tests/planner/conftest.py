@@ -20,9 +20,9 @@ settings.load_profile("untimed")
 
 def nodes(count: int, gpu: str = "H100-80GB") -> Machine:
     """Return so many nodes of a GPU."""
-    found = hardware.find_gpu(gpu)
-    assert found is not None
-    return hardware.machine(found, count)
+    result = hardware.find_gpu(gpu)
+    assert result is not None
+    return hardware.machine(result, count)
 
 
 def estimator(

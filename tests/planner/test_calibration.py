@@ -28,10 +28,10 @@ def test_every_time_term_belongs_to_a_part() -> None:
 
 
 def test_one_measured_run_moves_all_parts_by_their_uncertainty() -> None:
-    found = part_factors([part_times(8, 1, 1)], [13.0])
-    total = sum(part_times(8, 1, 1)[part] * found[part] for part in PARTS)
+    result = part_factors([part_times(8, 1, 1)], [13.0])
+    total = sum(part_times(8, 1, 1)[part] * result[part] for part in PARTS)
     assert 12.5 < total < 13.0  # nearly what was measured, held back by the priors
-    assert all(1 < found[part] < 1.6 for part in PARTS)
+    assert all(1 < result[part] < 1.6 for part in PARTS)
 
 
 def test_runs_with_different_shares_separate_the_parts() -> None:
@@ -45,14 +45,14 @@ def test_runs_with_different_shares_separate_the_parts() -> None:
         part_times(3, 1, 4),
     ]
     times = [sum(item[part] * truth[part] for part in PARTS) for item in runs]
-    found = part_factors(runs, times)
+    result = part_factors(runs, times)
     for part in PARTS:
-        assert found[part] == pytest.approx(truth[part], rel=0.06)
+        assert result[part] == pytest.approx(truth[part], rel=0.06)
 
 
 def test_a_run_that_agrees_with_the_plan_leaves_the_factors_at_one() -> None:
-    found = part_factors([part_times(8, 1, 1), part_times(2, 3, 4)], [10.0, 9.0])
-    assert found == pytest.approx(dict.fromkeys(PARTS, 1.0))
+    result = part_factors([part_times(8, 1, 1), part_times(2, 3, 4)], [10.0, 9.0])
+    assert result == pytest.approx(dict.fromkeys(PARTS, 1.0))
 
 
 def measurement(parts: dict[str, float] | None, measured: float) -> Measurement:
@@ -60,15 +60,15 @@ def measurement(parts: dict[str, float] | None, measured: float) -> Measurement:
 
 
 def test_a_calibration_file_without_parts_scales_the_computation() -> None:
-    found = factors([measurement(None, 12.0)], "G", "fsdp", "bf16")
-    assert found["compute_scale"] == pytest.approx(1.2, rel=0.02)
-    assert found["communication_scale"] == found["host_scale"] == pytest.approx(1.0)
+    result = factors([measurement(None, 12.0)], "G", "fsdp", "bf16")
+    assert result["compute_scale"] == pytest.approx(1.2, rel=0.02)
+    assert result["communication_scale"] == result["host_scale"] == pytest.approx(1.0)
     assert factors([measurement(None, 12.0)], "other", "fsdp", "bf16") == {}
 
 
 def test_an_extreme_ratio_is_limited() -> None:
-    found = factors([measurement(part_times(10, 0, 0), 1000.0)], "G", "fsdp", "bf16")
-    assert 3.0 < found["compute_scale"] <= 4.0
+    result = factors([measurement(part_times(10, 0, 0), 1000.0)], "G", "fsdp", "bf16")
+    assert 3.0 < result["compute_scale"] <= 4.0
 
 
 def test_the_error_curve_falls_with_the_number_of_runs_of_a_uniformly_slower_cluster() -> None:
@@ -81,8 +81,8 @@ def test_the_error_curve_falls_with_the_number_of_runs_of_a_uniformly_slower_clu
             "micro_batch": str(1 + index % 2),
             "global_batch": str(128 + 16 * index),
         }
-        found: RowPrediction = predict_row(row, SHIPPED)
-        items.append(Residual(found, "table", "lab", PredictionClass(True, False), math.log(1.3)))
+        result: RowPrediction = predict_row(row, SHIPPED)
+        items.append(Residual(result, "table", "lab", PredictionClass(True, False), math.log(1.3)))
     assert [len(group) for group in clusters(items)] == [12]
     assert clusters(items[:7]) == []
     points = curve(items)

@@ -157,14 +157,14 @@ def test_an_emitted_job_file_matches_the_framework(framework: str, tmp_path: Pat
     path = tmp_path / "job.yaml"
     path.write_text(emit.emit("job", asked, best))
     path.chmod(0o644)
-    found = jobs.load(path, {}, cwd=tmp_path).job
-    assert (found.nodes, found.gpus_per_node) == (2, 8)
-    assert found.launcher in launchers.names()
-    if found.launcher == "torchtitan":
-        assert (found.script, found.module) == ("torchtitan.train", True)
-        assert found.args == ("--module", "planned", "--config", "planned")
-    if found.launcher == "megatron":
-        assert found.args[found.args.index("--global-batch-size") + 1] == str(best.gbs)
+    job = jobs.load(path, {}, cwd=tmp_path).job
+    assert (job.nodes, job.gpus_per_node) == (2, 8)
+    assert job.launcher in launchers.names()
+    if job.launcher == "torchtitan":
+        assert (job.script, job.module) == ("torchtitan.train", True)
+        assert job.args == ("--module", "planned", "--config", "planned")
+    if job.launcher == "megatron":
+        assert job.args[job.args.index("--global-batch-size") + 1] == str(best.gbs)
 
 
 def test_a_job_file_for_a_framework_without_launcher_is_refused() -> None:
@@ -185,8 +185,8 @@ def test_megatron_configurations_refuse_encoder_models() -> None:
 @pytest.mark.parametrize("model", ["bert-base", "t5-base", "vit-b-16", "resnet-50"])
 def test_decoder_frameworks_refuse_other_models(form: str, model: str) -> None:
     asked = training_task(model, 1, gbs=64, framework="fsdp")
-    found = emit.check(form, asked, Layout(dp=8, gbs=64))
-    assert any(f"decoders, which {model} is not" in line for line in found)
+    result = emit.check(form, asked, Layout(dp=8, gbs=64))
+    assert any(f"decoders, which {model} is not" in line for line in result)
 
 
 def test_the_torchtitan_configuration_disables_cuda_graphs_with_a_pipeline() -> None:
@@ -227,6 +227,6 @@ def test_nodes_of_eight_gpus_need_no_segment() -> None:
 
 
 def machine_of(gpu: str, nodes: int, per_node: int) -> hardware.Machine:
-    found = hardware.find_gpu(gpu)
-    assert found is not None
-    return hardware.machine(found, nodes, gpus_per_node=per_node)
+    result = hardware.find_gpu(gpu)
+    assert result is not None
+    return hardware.machine(result, nodes, gpus_per_node=per_node)

@@ -16,12 +16,12 @@ from tests.planner.conftest import SHIPPED
 def estimate_layout(
     model: str, gpu: str, count: int, layout: str, *, seq_len: int, framework: str, precision: str = "bf16"
 ) -> Estimate:
-    found = hardware.find_gpu(gpu)
-    assert found is not None
-    machine = hardware.machine(found, count)
+    result = hardware.find_gpu(gpu)
+    assert result is not None
+    machine = hardware.machine(result, count)
     assert machine.gpus == parse_layout(layout).gpus
-    made = Estimator(Setting(presets.preset(model), machine, seq_len, framework, precision, SHIPPED))
-    return made.estimate(parse_layout(layout))
+    estimator = Estimator(Setting(presets.preset(model), machine, seq_len, framework, precision, SHIPPED))
+    return estimator.estimate(parse_layout(layout))
 
 
 def test_zero_3_loses_more_efficiency_at_scale_than_pipelines() -> None:
@@ -39,10 +39,10 @@ def test_zero_3_loses_more_efficiency_at_scale_than_pipelines() -> None:
         48, "dp=384,mbs=4,gbs=1536,zero=3,recompute=full"
     )
     assert fall < 0.45
-    kept = split(192, "tp=8,pp=12,dp=16,mbs=1,gbs=1536,recompute=full,sp=0") / split(
+    words = split(192, "tp=8,pp=12,dp=16,mbs=1,gbs=1536,recompute=full,sp=0") / split(
         48, "tp=8,pp=12,dp=4,mbs=1,gbs=1536,recompute=full,sp=0"
     )
-    assert 0.85 < kept < 1
+    assert 0.85 < words < 1
 
 
 @pytest.mark.parametrize(("precision", "most"), [("bf16", 0.06), ("fp8", 0.08)])

@@ -27,9 +27,9 @@ def test_a_card_without_a_measurement_follows_its_twin() -> None:
 
 @pytest.mark.parametrize("text", ["Gaudi2", "gaudi 2", "Intel Gaudi2 HL-225H"])
 def test_gaudi_is_known_however_it_is_spelt(text: str) -> None:
-    found = find_gpu(text)
-    assert found is not None
-    assert (found.name, found.matmul_tflops) == ("Gaudi2", 418.7)
+    gpu = find_gpu(text)
+    assert gpu is not None
+    assert (gpu.name, gpu.matmul_tflops) == ("Gaudi2", 418.7)
 
 
 @pytest.mark.parametrize(("name", "ratio"), [("MI250X-GCD", 4.0), ("MI300X", 1 / 7), ("H100-80-SXM", 1.0)])

@@ -183,9 +183,9 @@ def test_memory_terms_match_the_parameter_bytes() -> None:
 
 def test_expert_weights_are_divided_by_ep() -> None:
     shape = presets.preset("qwen3-30b-a3b")
-    one = estimator("qwen3-30b-a3b").memory(Layout(dp=8, gbs=8, zero=1))
+    result = estimator("qwen3-30b-a3b").memory(Layout(dp=8, gbs=8, zero=1))
     spread = estimator("qwen3-30b-a3b").memory(Layout(dp=8, ep=8, gbs=8, zero=1))
-    fewer = one.terms["weights"] - spread.terms["weights"]
+    fewer = result.terms["weights"] - spread.terms["weights"]
     assert fewer * GIB == pytest.approx(2 * shape.expert_params * 7 / 8, rel=1e-6)
 
 
@@ -249,8 +249,8 @@ def test_a_larger_micro_batch_needs_more_memory(layout: Layout, factor: int) -> 
 
 def test_megatron_deepspeed_keeps_the_states_of_deepspeed() -> None:
     for zero, precision, kept, shared in ((1, "fp16", 4, 16), (1, "bf16", 8, 12), (0, "fp16", 16, 0)):
-        found = states("megatron-deepspeed", zero, precision).values()
-        assert (sum(size.kept for size in found), sum(size.shared for size in found)) == (kept, shared)
+        result = states("megatron-deepspeed", zero, precision).values()
+        assert (sum(size.kept for size in result), sum(size.shared for size in result)) == (kept, shared)
 
 
 def test_each_kind_of_process_group_adds_context_memory() -> None:
@@ -299,12 +299,12 @@ def test_fp32_activations_take_twice_the_memory() -> None:
 
 def test_gradients_reuse_activation_memory_in_a_single_micro_batch() -> None:
     shape = presets.preset("llama-3.2-1b")
-    one, two = (
+    result, two = (
         memory_of(shape, Layout(mbs=4, gbs=gbs, zero=3), seq_len=2048, framework="fsdp").terms
         for gbs in (4, 8)
     )
-    assert one["gradients"] == 0
+    assert result["gradients"] == 0
     assert two["gradients"] == pytest.approx(4 * shape.params / GIB, rel=1e-4)
-    assert {name: size for name, size in one.items() if name != "gradients"} == {
+    assert {name: size for name, size in result.items() if name != "gradients"} == {
         name: size for name, size in two.items() if name != "gradients"
     }

@@ -134,10 +134,10 @@ def test_a_missing_micro_batch_is_listed_as_assumption() -> None:
     [("NVIDIA full-attn model FLOPs", 1.0), ("NVIDIA model FLOPs, causal attention", 0.89)],
 )
 def test_flops_follow_the_convention_of_the_table(convention: str, ratio: float) -> None:
-    found = predict_row({**ROW, "flops_convention": convention}, SHIPPED)
-    assert found.tflops is not None
-    assert found.estimate is not None
-    assert found.tflops / found.estimate.tflops_per_gpu == pytest.approx(ratio, abs=0.03)
+    result = predict_row({**ROW, "flops_convention": convention}, SHIPPED)
+    assert result.tflops is not None
+    assert result.estimate is not None
+    assert result.tflops / result.estimate.tflops_per_gpu == pytest.approx(ratio, abs=0.03)
 
 
 def test_printed_gigabytes_are_1e9_bytes() -> None:
@@ -161,7 +161,7 @@ def test_the_loss_of_a_choice_is_the_measured_difference_to_the_best() -> None:
 
 def test_layouts_of_different_frameworks_are_not_compared() -> None:
     degrees = ({"tp": "1", "dp": "8"}, {"tp": "2", "dp": "4"}, {"tp": "8", "dp": "1"})
-    group = [{**ROW, "cp": "1", **one} for one in degrees]
+    group = [{**ROW, "cp": "1", **degree} for degree in degrees]
     assert len(measure_choice_losses(evaluate(group, SHIPPED))) == 1
     group[0] = {**group[0], "notes": "Megatron-LM"}
     assert measure_choice_losses(evaluate(group, SHIPPED)) == []
@@ -186,8 +186,8 @@ def test_every_constant_names_its_source() -> None:
 
 
 def test_out_of_memory_rows_are_predicted_as_not_fitting() -> None:
-    found = crashes(evaluate([row for row in rows() if row["mem_gib"] or row["status"] != "ok"], SHIPPED))
-    rejected, crashed, kept, succeeded = found
+    result = crashes(evaluate([row for row in rows() if row["mem_gib"] or row["status"] != "ok"], SHIPPED))
+    rejected, crashed, kept, succeeded = result
     assert rejected / crashed > 0.8
     assert kept / succeeded > 0.95
 
@@ -212,14 +212,14 @@ CELLS = st.sampled_from(
 
 @given(changed=st.dictionaries(st.sampled_from(sorted(ROW)), CELLS, max_size=5))
 def test_any_row_is_predicted_or_gives_a_reason(changed: dict[str, str]) -> None:
-    found = predict_row({**ROW, **changed}, SHIPPED)
-    assert found.estimate is not None or found.reason
+    result = predict_row({**ROW, **changed}, SHIPPED)
+    assert result.estimate is not None or result.reason
 
 
 @given(changed=st.dictionaries(st.sampled_from(sorted(ROW)), CELLS, max_size=5))
 def test_any_row_of_a_mixture_is_predicted_or_gives_a_reason(changed: dict[str, str]) -> None:
-    found = predict_row({**ROW, "model": "qwen3-30b-a3b", "layers": "48", **changed}, SHIPPED)
-    assert found.estimate is not None or found.reason
+    result = predict_row({**ROW, "model": "qwen3-30b-a3b", "layers": "48", **changed}, SHIPPED)
+    assert result.estimate is not None or result.reason
 
 
 def test_an_inferred_recompute_setting_is_replaced_by_the_setting_that_fits() -> None:
@@ -257,10 +257,10 @@ def test_degrees_in_the_notes_are_used() -> None:
 def test_unstated_expert_parallelism_is_chosen_so_that_the_model_fits() -> None:
     row = {"model": "deepseek-v3", "gpu": "H100-80GB", "gpus": "2048", "seq_len": "4096", "tp": "1",
            "pp": "16", "micro_batch": "1", "global_batch": "15360", "precision": "fp8"}  # fmt: skip
-    found = predict_row(row, SHIPPED)
-    assert found.case is not None
-    assert found.case.layout.ep > 1
-    assert any(text.startswith("ep not stated") for text in found.case.assumed)
+    result = predict_row(row, SHIPPED)
+    assert result.case is not None
+    assert result.case.layout.ep > 1
+    assert any(text.startswith("ep not stated") for text in result.case.assumed)
     assert read_row({**row, "ep": "64"}).layout.ep == 64
 
 
@@ -406,9 +406,9 @@ def test_unstated_degrees_are_predicted_even_if_nothing_fits() -> None:
     row = {**ROW, "model": "gpt3-175b", "params_b": "175", "layers": "96", "hidden": "12288", "heads": "96",
            "kv_heads": "96", "ffn": "49152", "cp": "", "tp": "", "pp": "", "dp": "",
            "zero_or_fsdp": ""}  # fmt: skip
-    found = predict_row(row, SHIPPED)
-    assert found.estimate is not None
-    assert not found.fits
+    result = predict_row(row, SHIPPED)
+    assert result.estimate is not None
+    assert not result.fits
 
 
 @pytest.mark.parametrize(
@@ -424,9 +424,9 @@ def test_unstated_degrees_are_predicted_even_if_nothing_fits() -> None:
     ],
 )
 def test_published_model_names_are_known(name: str, params: float) -> None:
-    found = presets.find_preset(name)
-    assert found is not None
-    assert found.params == pytest.approx(params * 1e9, rel=2e-3)
+    preset = presets.find_preset(name)
+    assert preset is not None
+    assert preset.params == pytest.approx(params * 1e9, rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -497,9 +497,9 @@ def test_a_mixture_without_stated_experts_is_not_predicted_as_dense(changed: dic
 )
 def test_experts_stated_in_the_notes_are_used(notes: str, experts: tuple[int, int, int]) -> None:
     case = read_row({**ROW, **SHAPE, "model": "Someone", "notes": notes})
-    found = case.model.stacks[0].experts
-    assert found is not None
-    assert (found.count, found.top_k, found.shared_ffn) == experts
+    result = case.model.stacks[0].experts
+    assert result is not None
+    assert (result.count, result.top_k, result.shared_ffn) == experts
     assert "dense lead layers not stated: none" in case.assumed
 
 

@@ -32,10 +32,10 @@ def test_every_layout_of_the_search_is_valid(model: str, count: int, gbs: int, f
 
 
 def test_ranked_layouts_fit_and_are_in_order() -> None:
-    found = search.search(training_task("llama-3-70b", 8), SHIPPED)
-    assert all(item.fits for item in found.ranked)
-    best = found.ranked[0].time.total
-    times = [item.time.total for item in found.ranked]
+    match = search.search(training_task("llama-3-70b", 8), SHIPPED)
+    assert all(item.fits for item in match.ranked)
+    best = match.ranked[0].time.total
+    times = [item.time.total for item in match.ranked]
     assert best <= min(times) * (1 + search.NEAR)
     far = [time for time in times if time > min(times) * (1 + search.NEAR)]
     assert far == sorted(far)
@@ -66,12 +66,12 @@ def test_reasons_name_the_term_that_costs_time() -> None:
 
 def test_the_smallest_number_of_nodes_that_fits_is_reported() -> None:
     asked = training_task("llama-3-405b", 4, gbs=512)
-    found = search.search(asked, SHIPPED)
-    assert not found.ranked
+    match = search.search(asked, SHIPPED)
+    assert not match.ranked
     nodes = search.smallest_nodes(asked, SHIPPED, 4096)
     assert nodes is not None
     assert nodes > 4
-    assert any(f"{nodes} nodes" in line for line in explain.what_would_fit(found, SHIPPED))
+    assert any(f"{nodes} nodes" in line for line in explain.what_would_fit(match, SHIPPED))
     larger = replace(asked, machine=replace(asked.machine, nodes=nodes))
     assert search.search(larger, SHIPPED).ranked
     smaller = replace(asked, machine=replace(asked.machine, nodes=nodes // 2))
@@ -114,15 +114,15 @@ numbers = st.integers(1, 40)
 def test_every_degree_that_does_not_divide_is_reported(**degrees: int) -> None:
     layout = Layout(**degrees)  # type: ignore[arg-type]
     model = presets.preset("mixtral-8x7b")  # 32 layers, 32 heads, 8 key-value heads, 8 experts
-    said = "\n".join(find_layout_problems(model, layout, 64, 4096))
-    assert (f"{layout.gpus} GPUs, but there are 64" in said) == (layout.gpus != 64)
-    assert ("gbs=" in said and "multiple" in said) == bool(layout.gbs % (layout.mbs * layout.dp))
-    assert ("attention heads" in said) == bool(32 % layout.tp)
-    assert ("hidden size" in said) == bool(4096 % layout.tp)
-    assert (f"ep={layout.ep} does not divide the 8 experts" in said) == bool(8 % layout.ep)
-    named = f"pp={layout.pp} is more" in said or f"pp={layout.pp} divides neither" in said
+    text = "\n".join(find_layout_problems(model, layout, 64, 4096))
+    assert (f"{layout.gpus} GPUs, but there are 64" in text) == (layout.gpus != 64)
+    assert ("gbs=" in text and "multiple" in text) == bool(layout.gbs % (layout.mbs * layout.dp))
+    assert ("attention heads" in text) == bool(32 % layout.tp)
+    assert ("hidden size" in text) == bool(4096 % layout.tp)
+    assert (f"ep={layout.ep} does not divide the 8 experts" in text) == bool(8 % layout.ep)
+    named = f"pp={layout.pp} is more" in text or f"pp={layout.pp} divides neither" in text
     assert named == (layout.pp > 32 or (32 % layout.pp != 0 and 34 % layout.pp != 0))
-    assert (f"cp={layout.cp} needs" in said) == (layout.cp > 1 and bool(4096 % (2 * layout.cp)))
+    assert (f"cp={layout.cp} needs" in text) == (layout.cp > 1 and bool(4096 % (2 * layout.cp)))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 7, 12])

@@ -96,9 +96,9 @@ def test_attention_windows_apply_to_the_configured_layers(
     ],
 )
 def test_a_model_is_found_in_every_spelling(spelt: str, name: str) -> None:
-    found = presets.find_preset(spelt)
-    assert found is not None
-    assert found.name == name
+    result = presets.find_preset(spelt)
+    assert result is not None
+    assert result.name == name
 
 
 def test_every_preset_can_be_read() -> None:

@@ -171,9 +171,9 @@ def test_every_preset_can_be_estimated(name: str) -> None:
     ],
 )
 def test_a_gpu_is_found_in_every_spelling(spelt: str, name: str) -> None:
-    found = hardware.find_gpu(spelt)
-    assert found is not None
-    assert found.name == name
+    gpu = hardware.find_gpu(spelt)
+    assert gpu is not None
+    assert gpu.name == name
 
 
 def test_an_unknown_gpu_is_not_found() -> None:
@@ -280,12 +280,12 @@ def test_expert_tensor_parallelism_reduces_memory_and_adds_communication() -> No
     assert gpu
     setting = Setting(presets.preset("grok-1"), hardware.machine(gpu, 64), 8192, "nemo-2024", "bf16", SHIPPED)
     made = Estimator(setting)
-    whole = Layout(tp=4, pp=8, cp=2, dp=8, ep=8, vp=8, mbs=1, gbs=1024, zero=1)
-    split = replace(whole, etp=4)
-    assert made.timer.step(split).terms["ep_comm"] > made.timer.step(whole).terms["ep_comm"]
-    assert made.memory(split).terms["weights"] < 0.5 * made.memory(whole).terms["weights"]
+    layout = Layout(tp=4, pp=8, cp=2, dp=8, ep=8, vp=8, mbs=1, gbs=1024, zero=1)
+    split = replace(layout, etp=4)
+    assert made.timer.step(split).terms["ep_comm"] > made.timer.step(layout).terms["ep_comm"]
+    assert made.memory(split).terms["weights"] < 0.5 * made.memory(layout).terms["weights"]
     # gathered once more, the same products in all
-    ratio = made.timer.step(split).terms["experts"] / made.timer.step(whole).terms["experts"]
+    ratio = made.timer.step(split).terms["experts"] / made.timer.step(layout).terms["experts"]
     assert ratio == pytest.approx(1, abs=0.05)
 
 

@@ -59,9 +59,9 @@ def model() -> fit.LinearModel:
 
 def test_without_observations_the_constants_equal_their_priors(model: fit.LinearModel) -> None:
     known = fit.prior_constants()
-    found = model.constants_at(model.solve(np.zeros(len(model.items)), longest=10))
+    result = model.constants_at(model.solve(np.zeros(len(model.items)), longest=10))
     for name in fit.priors():
-        assert found[name] == pytest.approx(known[name], rel=1e-6), name
+        assert result[name] == pytest.approx(known[name], rel=1e-6), name
 
 
 def test_the_constants_of_a_fold_do_not_depend_on_its_left_out_rows(model: fit.LinearModel) -> None:
@@ -99,16 +99,16 @@ def test_rows_that_are_not_scored_have_a_reason() -> None:
     crawling = {**ROWS[0], "framework": "nanotron", "model": "llama-2-7b", "gpu": "H100", "gpus": "8",
                 "tp": "1", "pp": "1", "cp": "1", "dp": "8", "layers": "", "hidden": "", "status": "ok",
                 "tokens_per_s_per_gpu": "100", "mfu_pct": "1", "quality": "good", "notes": ""}  # fmt: skip
-    found = predict_row(crawling, SHIPPED)
-    assert tables.reason_not_scored(found) == "nanotron, below 5 % MFU"
-    assert not tables.is_scored(found)
+    result = predict_row(crawling, SHIPPED)
+    assert tables.reason_not_scored(result) == "nanotron, below 5 % MFU"
+    assert not tables.is_scored(result)
     assert tables.is_scored(predict_row({**crawling, "mfu_pct": "30"}, SHIPPED))
     assert tables.reason_not_scored(predict_row({**crawling, "status": "oom"}, SHIPPED)) == ""
 
 
 def test_gpus_of_a_generation_share_a_cell() -> None:
-    found = {name: hardware.find_gpu(name) for name in ("H100-80GB", "GH200-96", "MI355X")}
-    cells = {name: chip_cell(gpu, "fp16") for name, gpu in found.items() if gpu}
+    result = {name: hardware.find_gpu(name) for name in ("H100-80GB", "GH200-96", "MI355X")}
+    cells = {name: chip_cell(gpu, "fp16") for name, gpu in result.items() if gpu}
     assert cells == {"H100-80GB": "H100 16-bit", "GH200-96": "H100 16-bit", "MI355X": "MI355X 16-bit"}
     counts = {("H100 16-bit", "a"): 4, ("H100 16-bit", "b"): 5, ("MI355X 16-bit", "b"): 9}
     assert cells_without(counts, "a") == {"H100 16-bit", "MI355X 16-bit"}
@@ -148,9 +148,9 @@ def test_coverage_excludes_the_laboratory_of_the_row() -> None:
     alike = [residual(f"{name}{number}", name, 0.1) for name in "abc" for number in range(3)]
     assert intervals.coverage(alike)["rows"] == 1.0
     outlier = [residual("far", "d", 1.0)] * 3
-    found = intervals.coverage(alike + outlier)
-    assert found["rows"] == pytest.approx(9 / 12)
-    assert found["by_source"] == pytest.approx(9 / 10)
+    result = intervals.coverage(alike + outlier)
+    assert result["rows"] == pytest.approx(9 / 12)
+    assert result["by_source"] == pytest.approx(9 / 10)
 
 
 def test_ties_are_listed_with_a_deciding_run() -> None:

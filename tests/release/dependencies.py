@@ -44,13 +44,13 @@ def without_places(part: Any) -> Any:
     """Return an SBOM without where things came from: that differs from machine to machine."""
     if isinstance(part, dict):
         return {key: without_places(value) for key, value in part.items() if key != "externalReferences"}
-    return [without_places(one) for one in part] if isinstance(part, list) else part
+    return [without_places(item) for item in part] if isinstance(part, list) else part
 
 
 def components(path: Path = SBOM) -> dict[str, dict[str, Any]]:
     """Return the packages an SBOM lists, dtslurm itself left out, by their normal names."""
     listed = json.loads(path.read_text())["components"]
-    return {normal(one["name"]): one for one in listed if normal(one["name"]) != "dtslurm"}
+    return {normal(item["name"]): item for item in listed if normal(item["name"]) != "dtslurm"}
 
 
 def normal(name: str) -> str:
@@ -60,12 +60,12 @@ def normal(name: str) -> str:
 
 def licence(component: dict[str, Any]) -> str:
     """Return a package's licence by SPDX's name, or in the package's own words if they are none."""
-    said = [one.get("license", one) for one in component.get("licenses", ())]
+    said = [item.get("license", item) for item in component.get("licenses", ())]
     # An expression or a name of SPDX's says more than a line of free text.
     for key in ("expression", "id", "name"):
-        for one in said:
-            if key in one:
-                name = str(one[key]).removeprefix(_CLASSIFIER)
+        for item in said:
+            if key in item:
+                name = str(item[key]).removeprefix(_CLASSIFIER)
                 return READ.get((normal(component["name"]), name), name)
     return "none named"
 

@@ -70,8 +70,8 @@ class Ranks:
 
     def record(self, rank: int) -> dict[str, Any]:
         path = self.run / f"ranks/0/{rank}.json"
-        found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"exit_code": None}
-        return found
+        result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"exit_code": None}
+        return result
 
     def recorded(self, rank: int) -> Any:
         return self.record(rank)["exit_code"]

@@ -191,9 +191,9 @@ def test_launchers_are_found_by_name_with_suggestions() -> None:
 
 def test_the_early_signal_is_rendered_only_on_request(render_job: Render) -> None:
     assert "USR2" not in render_job("local", "torchrun", account=None).script
-    asked = render_job("local", "torchrun", account=None, signal_before=60).script
-    assert "#SBATCH --signal=USR2@60" in asked
-    assert asked.count("trap '' USR2") == 2
+    script = render_job("local", "torchrun", account=None, signal_before=60).script
+    assert "#SBATCH --signal=USR2@60" in script
+    assert script.count("trap '' USR2") == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"max_restarts": 2}], ids=["plain", "supervised"])
@@ -288,14 +288,14 @@ def test_variables_of_a_profile_may_refer_to_other_variables(
     setup = replace(site.environment, variables={"HF_HOME": Variable(value=written)})
     script = render_job(replace(site, environment=setup), "single", gpus_per_node=1).script
     [line] = re.findall(r"^export HF_HOME=.*", script, re.MULTILINE)
-    told = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", f'{line}\nprintf %s "$HF_HOME"'],
         capture_output=True,
         text=True,
         check=True,
         env={"HOME": "/home/me", "A": "a b"},
     )
-    assert told.stdout == had
+    assert result.stdout == had
 
 
 def test_variables_given_by_the_user_are_not_expanded(render_job: Render) -> None:

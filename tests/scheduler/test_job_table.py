@@ -21,21 +21,21 @@ IDS = st.one_of(
 
 
 def jobs(ids: Sequence[str]) -> list[JobStatus]:
-    return [JobStatus(job_id=one, raw_id="1", state=JobState.RUNNING) for one in ids]
+    return [JobStatus(job_id=item, raw_id="1", state=JobState.RUNNING) for item in ids]
 
 
 @given(st.lists(IDS, max_size=12), IDS)
 def test_job_table_finds_the_same_jobs_as_matching_each_job(listed: list[str], requested_id: str) -> None:
-    found = JobTable(jobs(listed)).covering(requested_id)
-    assert [job.job_id for job in found] == [one for one in listed if matches_job_id(one, requested_id)]
+    result = JobTable(jobs(listed)).covering(requested_id)
+    assert [job.job_id for job in result] == [item for item in listed if matches_job_id(item, requested_id)]
 
 
-@given(st.lists(IDS.filter(lambda one: "_" in one), max_size=8), st.lists(IDS, max_size=8))
+@given(st.lists(IDS.filter(lambda item: "_" in item), max_size=8), st.lists(IDS, max_size=8))
 def test_unlisted_returns_jobs_that_no_listed_job_covers(missing_ids: list[str], listed: list[str]) -> None:
-    ours = [one for one in missing_ids if one.startswith("17_")]
-    present = [one for one in listed if one.startswith("17_")]
-    found = [job.job_id for job in select_unlisted_tasks(jobs(ours), jobs(present))]
-    assert found == [one for one in ours if not any(matches_job_id(other, one) for other in present)]
+    ours = [missing_id for missing_id in missing_ids if missing_id.startswith("17_")]
+    present = [item for item in listed if item.startswith("17_")]
+    job_ids = [job.job_id for job in select_unlisted_tasks(jobs(ours), jobs(present))]
+    assert job_ids == [item for item in ours if not any(matches_job_id(other, item) for other in present)]
 
 
 def test_job_table_examines_each_job_once_for_many_lookups() -> None:

@@ -24,8 +24,8 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path) as made:
-        yield made
+    with LocalCluster(tmp_path) as local_cluster:
+        yield local_cluster
 
 
 def variables(text: str) -> dict[str, str]:
@@ -70,12 +70,12 @@ def test_batch_environment_has_only_slurm_login_and_exported_variables(
         "--export=NONE,WANTED,GIVEN=1",
     )
     assert (status.state, status.exit_code, status.signal, status.reason) == (JobState.COMPLETED, 0, None, "")
-    found = variables(cluster.output("1"))
-    assert not {name for name in found if found[name] == "leak"}
-    start = int(found.pop("SLURM_JOB_START_TIME"))
-    assert int(found.pop("SLURM_JOB_END_TIME")) == start + 600
-    assert found["PATH"].startswith(str(cluster.folder / "state" / "bin"))
-    assert found["PATH"].endswith(os.environ["PATH"])
+    result = variables(cluster.output("1"))
+    assert not {name for name in result if result[name] == "leak"}
+    start = int(result.pop("SLURM_JOB_START_TIME"))
+    assert int(result.pop("SLURM_JOB_END_TIME")) == start + 600
+    assert result["PATH"].startswith(str(cluster.folder / "state" / "bin"))
+    assert result["PATH"].endswith(os.environ["PATH"])
     expected = {
         "ACCELERATE_USE_CPU": "true",
         "CUDA_VISIBLE_DEVICES": "0,1,2",
@@ -109,14 +109,14 @@ def test_batch_environment_has_only_slurm_login_and_exported_variables(
         "TMPDIR": "/tmp/x",
         "WANTED": "yes",
     }
-    assert {name: found.get(name) for name in expected} == expected
-    assert "SLURM_RESTART_COUNT" not in found
-    assert "SLURM_STEP_ID" not in found
+    assert {name: result.get(name) for name in expected} == expected
+    assert "SLURM_RESTART_COUNT" not in result
+    assert "SLURM_STEP_ID" not in result
     login = {"HOME", "USER", "LOGNAME", "SHELL", "LANG", "PATH", "TMPDIR", "XDG_RUNTIME_DIR"}
     shell_own = {"PWD", "SHLVL", "_", "OLDPWD"}
     others = {
         name
-        for name in found
+        for name in result
         if not name.startswith(("SLURM_", "LC_")) and name not in login | shell_own | set(expected)
     }
     assert others == {"DTSLURM_LOCAL_STATE", "ENVIRONMENT", "HOSTNAME"}
@@ -124,7 +124,7 @@ def test_batch_environment_has_only_slurm_login_and_exported_variables(
 
 def test_only_requested_resources_are_set_in_the_environment(cluster: LocalCluster) -> None:
     cluster.run("env", "-N3")
-    found = variables(cluster.output("1"))
+    result = variables(cluster.output("1"))
     unset = (
         "SLURM_NTASKS",
         "SLURM_NPROCS",
@@ -132,9 +132,9 @@ def test_only_requested_resources_are_set_in_the_environment(cluster: LocalClust
         "SLURM_CPUS_PER_TASK",
         "SLURM_MEM_PER_NODE",
     )
-    assert not set(unset) & set(found)
-    assert "CUDA_VISIBLE_DEVICES" not in found
-    assert found["SLURM_TASKS_PER_NODE"] == "1(x3)"
+    assert not set(unset) & set(result)
+    assert "CUDA_VISIBLE_DEVICES" not in result
+    assert result["SLURM_TASKS_PER_NODE"] == "1(x3)"
 
 
 def test_login_shell_keeps_srun_first_on_path(cluster: LocalCluster) -> None:

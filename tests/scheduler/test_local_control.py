@@ -22,8 +22,8 @@ HOLD_ON = "until [ -e go ]; do sleep 0.02; done"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path) as made:
-        yield made
+    with LocalCluster(tmp_path) as local_cluster:
+        yield local_cluster
 
 
 def release_jobs(cluster: LocalCluster) -> None:
@@ -73,7 +73,7 @@ def test_held_job_waits_until_release(cluster: LocalCluster) -> None:
     cluster.scheduler.hold([job])
     release_jobs(cluster)
     assert cluster.wait(blocker).ok
-    assert [cluster.status(one).reason for one in (job, held)] == ["JobHeldUser", "JobHeldUser"]
+    assert [cluster.status(item).reason for item in (job, held)] == ["JobHeldUser", "JobHeldUser"]
     with pytest.raises(SlurmError, match="refused") as caught:
         cluster.scheduler.hold([blocker])
     assert "no longer pending" in str(caught.value.evidence)

@@ -59,12 +59,12 @@ def test_damaged_cache_file_is_ignored(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_forgotten_answer_is_replaced_by_a_new_answer(tmp_path: Path, clock: Clock) -> None:
-    one = make_answers(tmp_path, clock)
-    one.put(ASKED, clock.now, "old")
+    answers = make_answers(tmp_path, clock)
+    answers.put(ASKED, clock.now, "old")
     clock.now += 1
-    one.forget()
-    assert one.get(ASKED) is None
+    answers.forget()
+    assert answers.get(ASKED) is None
     clock.now += 1
-    one.put(ASKED, clock.now, "new")
-    assert one.get(ASKED) == "new"
+    answers.put(ASKED, clock.now, "new")
+    assert answers.get(ASKED) == "new"
     assert make_answers(tmp_path, clock).get(ASKED) == "new"

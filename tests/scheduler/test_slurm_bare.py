@@ -55,9 +55,11 @@ def test_f54_job_forgotten_by_slurm_is_not_reported_as_completed(
     job_id = submit_job(bare, tmp_path, "true")
     # A fresh scheduler has seen nothing: once Slurm has forgotten the job there is no evidence.
     deadline = time.monotonic() + 60
-    while (found := SlurmScheduler(LocalTransport()).query([job_id])[job_id]) and time.monotonic() < deadline:
+    while (
+        result := SlurmScheduler(LocalTransport()).query([job_id])[job_id]
+    ) and time.monotonic() < deadline:
         time.sleep(1)
-    assert found == []
+    assert result == []
 
 
 def test_f54_disabled_accounting_is_queried_once(bare: SlurmScheduler) -> None:
@@ -65,11 +67,11 @@ def test_f54_disabled_accounting_is_queried_once(bare: SlurmScheduler) -> None:
     scheduler = SlurmScheduler(transport)
     nothing: dict[str, list[JobStatus]] = {"999999": [], "999998": []}
     assert scheduler.query(list(nothing)) == nothing
-    asked = transport.ran.count("sacct")
-    assert asked in {1, 2}  # 26.05 names its columns even so, and is then asked for jobs
+    result = transport.ran.count("sacct")
+    assert result in {1, 2}  # 26.05 names its columns even so, and is then asked for jobs
     for _ in range(2):
         assert scheduler.query(list(nothing)) == nothing
-    assert transport.ran.count("sacct") == asked
+    assert transport.ran.count("sacct") == result
 
 
 def test_f5_f55_dead_controller_gives_no_job_states(
@@ -129,7 +131,7 @@ def test_f1_f55_submission_to_a_frozen_controller_is_unknown_until_found(
     finally:
         bare_lab.resume_controller()
     deadline = time.monotonic() + 30
-    while (found := bare.find(made.comment)) is None and time.monotonic() < deadline:
+    while (result := bare.find(made.comment)) is None and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert found is not None
-    assert bare.query([found])[found]
+    assert result is not None
+    assert bare.query([result])[result]

@@ -64,11 +64,11 @@ def test_states_of_many_jobs_are_read_with_few_commands(slurm: SlurmScheduler, t
         wait(slurm, job_id, are_terminal)
     transport = Counting()
     fresh = SlurmScheduler(transport)
-    told = fresh.query([ok, bad, killed, no_output, "999999"])
-    assert told["999999"] == []
-    assert [told[i][0].exit_code for i in (ok, bad, killed)] == [0, 7, None]
-    unopened = told[no_output][0]  # 20.11 says that it ended with 1
-    assert (told[killed][0].signal, unopened.exit_code, unopened.signal) in [(9, None, 53), (9, 1, None)]
+    result = fresh.query([ok, bad, killed, no_output, "999999"])
+    assert result["999999"] == []
+    assert [result[i][0].exit_code for i in (ok, bad, killed)] == [0, 7, None]
+    unopened = result[no_output][0]  # 20.11 says that it ended with 1
+    assert (result[killed][0].signal, unopened.exit_code, unopened.signal) in [(9, None, 53), (9, 1, None)]
     assert transport.ran.count("squeue") == 1
     assert transport.ran.count("sacct") <= 2
     assert transport.ran.count("scontrol") <= 3
@@ -283,12 +283,12 @@ def test_slurm_configuration_is_cached_and_refreshed_before_a_refusal(
     slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_path: Path
 ) -> None:
     keeper = BlobCache(tmp_path / "kept")
-    one, other = Counting(), Counting()
+    result, other = Counting(), Counting()
     fine, longer = submission(tmp_path, "true")[0], submission(tmp_path, "true", "--time=3")[0]
-    first = SlurmScheduler(one, shared_cache=keeper, scope="lab")
+    first = SlurmScheduler(result, shared_cache=keeper, scope="lab")
     done = first.profile(ClusterProfile(name="slurm"))
     assert first.validate(fine) == []
-    assert one.ran.count("scontrol") == 3
+    assert result.ran.count("scontrol") == 3
     second = SlurmScheduler(other, shared_cache=keeper, scope="lab")
     assert second.profile(ClusterProfile(name="slurm")) == done
     assert second.validate(fine) == []

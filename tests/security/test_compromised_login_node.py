@@ -97,8 +97,8 @@ END = frame(end=True)
 
 
 def receive(target: Path, answer: bytes | Iterator[bytes], *patterns: str, **options: Any) -> Copied:
-    wanted = PullSpec("/far/run", target, patterns or ("*",), **options)
-    return copy(Hostile(answer), [wanted])
+    pull_spec = PullSpec("/far/run", target, patterns or ("*",), **options)
+    return copy(Hostile(answer), [pull_spec])
 
 
 def everything_in(folder: Path) -> set[str]:
@@ -411,12 +411,12 @@ def test_local_paths_of_a_run_are_not_taken_from_the_remote_record(
 ) -> None:
     context, prepared = submitted_once
     victim = str(tmp_path / "victim")
-    told = record_of(
+    result = record_of(
         prepared, mirror=victim, run_dir=victim, profile=victim, cluster="local", transport="local",
         sweep=victim, parent=victim, stages={"a": victim}, final=[{}],
         request={"setup": ["evil"], "cluster": "local"},
     )  # fmt: skip
-    record = known(context, prepared, told, "\0withdrawn")
+    record = known(context, prepared, result, "\0withdrawn")
     assert record is not None
     assert (record.name, record.phase, record.job_id) == ("theirs", "withdrawn", "7")
     assert victim not in str(record)
@@ -436,13 +436,13 @@ def test_request_of_a_run_is_not_taken_from_the_remote_record(
     from dtslurm.services.submit.resubmit import restore_request
 
     context, prepared = submitted_once
-    told = record_of(
+    result = record_of(
         prepared,
         request={"script": "train.py", "cluster": "local", "setup": ["touch evil"]},
         submitted_in=str(context.cwd),
         spec={"env": [["WANDB_BASE_URL", "https://evil"]]},
     )
-    record = known(context, prepared, told)
+    record = known(context, prepared, result)
     assert record is not None
     cluster: Any = SimpleNamespace(remote=True, name="far", transport=Telling(""))
     record, _ = idempotency._copied(context, replace(prepared, cluster=cluster), record)
@@ -670,10 +670,10 @@ def test_endless_worker_answer_is_limited(chunk: bytes, monkeypatch: pytest.Monk
         while True:
             yield chunk
 
-    kept = remote_worker._RunningWorker(Hostile(talk()), ["lib.disk"], "python3")
-    kept._finish.detach()
+    running_worker = remote_worker._RunningWorker(Hostile(talk()), ["lib.disk"], "python3")
+    running_worker._finish.detach()
     with pytest.raises(TransportError, match="more than"):
-        kept.ask([b""], timeout=60.0)
+        running_worker.ask([b""], timeout=60.0)
 
 
 # ---- Frames of log following ----

@@ -113,8 +113,8 @@ def test_unchanged_objects_are_not_read_again(project: Project, monkeypatch: pyt
 
     monkeypatch.setattr(os, "open", open_no_object)
     objects = Objects(os.fsencode(objects_folder(str(project.runs))))
-    for one in files:
-        assert objects.has(one.key, one.size)
+    for file in files:
+        assert objects.has(file.key, file.size)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": "b"}', "null", "\xff"])

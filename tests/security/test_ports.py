@@ -61,14 +61,14 @@ def test_replayed_clock_answer_is_refused(clock: health.Clock) -> None:
 
 def test_idle_clients_do_not_delay_the_clock_server(clock: health.Clock) -> None:
     strangers = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(200)]
-    for one in strangers:
-        one.connect(("127.0.0.1", clock.port))
-        one.send(b"hello")
+    for item in strangers:
+        item.connect(("127.0.0.1", clock.port))
+        item.send(b"hello")
     begin = time.monotonic()
     assert network.clock("127.0.0.1", clock.port, clock.key)[0]["level"] == "ok"
     assert time.monotonic() - begin < 2
-    for one in strangers:
-        one.close()
+    for item in strangers:
+        item.close()
 
 
 def test_forged_clock_server_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,9 @@ def give_away(path: Path, how: str) -> None:
     else:
         path.chmod({"writable by all": 0o666, "writable by a group": 0o664}[how])
         if how == "writable by a group":
-            shared = [65534] if os.geteuid() == 0 else [one for one in os.getgroups() if one != os.getgid()]
+            shared = (
+                [65534] if os.geteuid() == 0 else [item for item in os.getgroups() if item != os.getgid()]
+            )
             if not shared:  # this user has no group with others
                 path.chmod(0o666)
             else:
@@ -173,10 +175,10 @@ def test_project_setting_that_runs_code_or_reads_secrets_requires_trust(
     assert f"dtslurm.yaml:3: defaults.{what}" in looked.stderr
     assert not proof.exists()
 
-    told = run("trust", code=0)
-    assert f"trusted  {path}  (defaults.{what}" in told.stderr
+    result = run("trust", code=0)
+    assert f"trusted  {path}  (defaults.{what}" in result.stderr
     if what == "template":
-        assert "other.sbatch.j2" in told.stderr
+        assert "other.sbatch.j2" in result.stderr
     run("submit", "--parsable", *words[2:], code=0, GITHUB_TOKEN="gold", AWS_SECRET_ACCESS_KEY="gold")
     assert f"known  {path}" in run("trust", code=0).stderr
 
@@ -252,8 +254,8 @@ def test_job_file_that_reads_secrets_of_the_user_requires_trust(
     done = run("submit", "--parsable", "job.yaml", code=2, GITHUB_TOKEN="gold")
     assert "you have not trusted job.yaml, which sets " in done.stderr
     assert "GITHUB_TOKEN" in done.stderr
-    told = run(*done.stderr.partition("then run: dtslurm ")[2].split(), code=0)
-    assert f"trusted  {project / 'job.yaml'}  (job file)" in told.stderr
+    result = run(*done.stderr.partition("then run: dtslurm ")[2].split(), code=0)
+    assert f"trusted  {project / 'job.yaml'}  (job file)" in result.stderr
     run("submit", "--parsable", "job.yaml", code=0, GITHUB_TOKEN="gold")
 
 

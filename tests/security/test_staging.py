@@ -43,12 +43,12 @@ def bring(item: Item) -> dict[str, object]:
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let something, and all below it, be another user's; only root can do so really."""
     if os.geteuid() == 0:
-        for one in [path, *(path.rglob("*") if path.is_dir() else ())]:
-            os.chown(one, 65534, 65534, follow_symlinks=False)
+        for entry in [path, *(path.rglob("*") if path.is_dir() else ())]:
+            os.chown(entry, 65534, 65534, follow_symlinks=False)
         return
     known = {path.lstat().st_ino}
     own = files.is_own
-    monkeypatch.setattr(node, "is_own", lambda one: own(one) and os.lstat(one).st_ino not in known)
+    monkeypatch.setattr(node, "is_own", lambda entry: own(entry) and os.lstat(entry).st_ino not in known)
 
 
 def test_staged_copy_prepared_by_another_user_is_refused(item: Item, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +83,8 @@ def test_files_and_links_planted_at_the_staging_target_are_refused(
     with pytest.raises(files.Failed, match="belongs to another user, or is a link"):
         bring(item)
     assert precious.read_text() == "mine"
-    found = node.look([(item, files.tree(item.source), "copy")], dict(os.environ))
-    assert "belongs to another user, or is a link" in found["problems"][0]
+    result = node.look([(item, files.tree(item.source), "copy")], dict(os.environ))
+    assert "belongs to another user, or is a link" in result["problems"][0]
 
 
 def test_staged_copy_writable_by_other_users_is_replaced(item: Item) -> None:
@@ -99,8 +99,8 @@ def test_unpacked_archive_is_not_writable_by_other_users(item: Item, tmp_path: P
     archive = tmp_path / "data.tar"
     shutil.chown(item.source, os.geteuid())
     Path(item.source).chmod(0o777)
-    with tarfile.open(archive, "w") as made:
-        made.add(item.source, ".")
+    with tarfile.open(archive, "w") as result:
+        result.add(item.source, ".")
     packed = Item(source=str(archive), to=item.to, name="data", method="unpack")
     listed = files.tree(packed.source)
     assert node.bring(packed, listed, "unpack", {}, 1, dict(os.environ))["kept"] is False

@@ -93,7 +93,7 @@ def test_a_job_is_stalled_only_if_the_ranks_of_all_nodes_are_idle(tmp_path: Path
 @pytest.mark.parametrize("ahead", [100, -100])
 def test_f66_a_wrong_clock_on_a_node_does_not_change_the_stall_duration(tmp_path: Path, ahead: int) -> None:
     values = activity_sample()
-    moved = {key: one + ahead for key, one in values.items() if key in ("time", *KINDS)}
+    moved = {key: item + ahead for key, item in values.items() if key in ("time", *KINDS)}
     write_activity(tmp_path, {**values, **moved})
     os.utime(tmp_path / "metrics/0/activity-0.json", (values["time"], values["time"]))
     assert state_words(run_view(tmp_path)) == "STALLED 3m40s"
@@ -135,8 +135,8 @@ def test_activity_of_reads_the_activity_in_a_telemetry_answer() -> None:
         "world_size": 2,
         "activity": [activity_sample(), 7],
     }
-    found = activity_of(read(answer), 2)
-    assert found is not None
-    assert (found.stalled, found.quiet_s) == (True, 220)
+    activity = activity_of(read(answer), 2)
+    assert activity is not None
+    assert (activity.stalled, activity.quiet_s) == (True, 220)
     assert activity_of(read({**answer, "attempt": 0}), 2) is None
     assert activity_of(read({"now": NOW}), 2) is None

@@ -25,9 +25,9 @@ def run(tmp_path: Path) -> Path:
         path = folder / "checkpoints" / f"step-{step}"
         path.mkdir(parents=True)
         (path / "weights.bin").write_bytes(bytes([step]) * 100)
-        told = register.measure(str(path), checksum=True)
+        result = register.measure(str(path), checksum=True)
         register.add(
-            str(folder), path=str(path), kind="checkpoint", step=step, metrics={"loss": loss}, **told
+            str(folder), path=str(path), kind="checkpoint", step=step, metrics={"loss": loss}, **result
         )
     (folder / "model.safetensors").write_bytes(b"m" * 10)
     with (folder / register.FILE).open("a") as file:  # as a plain program does by echo
@@ -50,16 +50,16 @@ def record(run: Path) -> JobRecord:
 
 
 def file_names(artifacts_of_run: list[artifacts.Artifact]) -> list[str]:
-    return [Path(one.path).name for one in artifacts_of_run]
+    return [Path(item.path).name for item in artifacts_of_run]
 
 
 def test_the_artifact_list_merges_entries_and_skips_malformed_lines(record: JobRecord) -> None:
-    found = artifacts.listing(Context(), record)
-    assert file_names(found) == ["step-1", "step-2", "step-3", "step-4", "model.safetensors"]
-    model = found[-1]
+    result = artifacts.listing(Context(), record)
+    assert file_names(result) == ["step-1", "step-2", "step-3", "step-4", "model.safetensors"]
+    model = result[-1]
     assert (model.bytes, model.step, model.metrics) == (10, 4, {"accuracy": 0.5, "f1": 0.25})
-    assert found[0].path == "checkpoints/step-1"
-    assert not any(one.problem for one in found)
+    assert result[0].path == "checkpoints/step-1"
+    assert not any(item.problem for item in result)
 
 
 def test_collect_registers_matching_files_once_and_adds_checksums(run: Path, record: JobRecord) -> None:
@@ -70,7 +70,7 @@ def test_collect_registers_matching_files_once_and_adds_checksums(run: Path, rec
     entry = register.read_entries(str(run))["model.safetensors"]
     assert entry["sha256"] == register.measure(str(run / "model.safetensors"), checksum=True)["sha256"]
     assert entry["metrics"]["f1"] == 0.25
-    lines = [one for one in register.lines(str(run)) if one["path"] == "export/x.onnx"]
+    lines = [item for item in register.lines(str(run)) if item["path"] == "export/x.onnx"]
     assert len(lines) == 1
 
 
@@ -107,8 +107,8 @@ def test_the_artifact_list_reports_missing_and_changed_files(run: Path, record: 
     (run / "checkpoints/step-1/weights.bin").unlink()
     (run / "checkpoints/step-1").rmdir()
     paths = [f"checkpoints/step-{step}" for step in (1, 2, 3, 4)]
-    told = [one.problem for one in artifacts.listing(Context(), record, check=paths)]
-    assert told == [
+    problems = [item.problem for item in artifacts.listing(Context(), record, check=paths)]
+    assert problems == [
         "it no longer exists",
         "its SHA-256 has changed",
         "its size is 1 bytes now, not 100",
@@ -118,15 +118,15 @@ def test_the_artifact_list_reports_missing_and_changed_files(run: Path, record: 
 
 
 def test_selecting_artifacts_by_a_pattern_without_a_match_is_an_error(record: JobRecord) -> None:
-    found = artifacts.listing(Context(), record)
-    assert file_names(artifacts.select_artifacts(found, ["latest"])) == ["step-4"]
-    assert file_names(artifacts.select_artifacts(found, ["checkpoints/step-[12]", "latest"])) == [
+    result = artifacts.listing(Context(), record)
+    assert file_names(artifacts.select_artifacts(result, ["latest"])) == ["step-4"]
+    assert file_names(artifacts.select_artifacts(result, ["checkpoints/step-[12]", "latest"])) == [
         "step-1",
         "step-2",
         "step-4",
     ]
     with pytest.raises(RequestInvalid, match="no artifact matches 'nothing'"):
-        artifacts.select_artifacts(found, ["nothing"])
+        artifacts.select_artifacts(result, ["nothing"])
 
 
 def test_prune_keeps_the_newest_the_best_and_the_pinned_checkpoints(run: Path, record: JobRecord) -> None:
@@ -167,27 +167,27 @@ def test_prune_completes_an_interrupted_deletion(run: Path, record: JobRecord) -
 
 def test_pull_compares_checksums(run: Path, record: JobRecord, tmp_path: Path) -> None:
     context = Context(cwd=tmp_path)
-    found = artifacts.select_artifacts(artifacts.listing(context, record), ["latest"])
-    [place] = artifacts.pull(context, record, found, tmp_path / "here")
+    result = artifacts.select_artifacts(artifacts.listing(context, record), ["latest"])
+    [place] = artifacts.pull(context, record, result, tmp_path / "here")
     assert (place / "weights.bin").read_bytes() == bytes([4]) * 100
     (run / "checkpoints/step-4/weights.bin").write_bytes(b"y" * 100)
     with pytest.raises(StoreError, match="SHA-256 differs"):
-        artifacts.pull(context, record, found, tmp_path / "again")
+        artifacts.pull(context, record, result, tmp_path / "again")
 
 
 def test_hugging_face_export_writes_a_model_card_and_refuses_a_filled_folder(
     run: Path, record: JobRecord, tmp_path: Path
 ) -> None:
-    found = artifacts.select_artifacts(artifacts.listing(Context(), record), ["model.safetensors"])
+    result = artifacts.select_artifacts(artifacts.listing(Context(), record), ["model.safetensors"])
     target = tmp_path / "hub"
-    laid = export.hugging_face(record, found[0], run / "model.safetensors", target)
+    laid = export.hugging_face(record, result[0], run / "model.safetensors", target)
     assert [path.name for path in laid] == [".gitattributes", "README.md", "model.safetensors"]
     card = (target / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: pytorch\n")
     assert "| accuracy | 0.5 |" in card
     assert "*.safetensors filter=lfs" in (target / ".gitattributes").read_text()
     with pytest.raises(RequestInvalid, match="not empty"):
-        export.hugging_face(record, found[0], run / "model.safetensors", target)
+        export.hugging_face(record, result[0], run / "model.safetensors", target)
 
 
 def test_mlflow_export_requires_the_mlflow_package(

@@ -101,14 +101,14 @@ def test_a_named_launcher_causes_no_warning(folder: Path) -> None:
 def test_a_lightning_trainer_with_sizes_unlike_the_job_causes_a_warning(folder: Path, sizes: str) -> None:
     options: dict[str, Any] = {"launcher": "lightning", "nodes": 2, "ntasks_per_node": 2}
     source = f"import lightning as L\nL.Trainer({sizes})\n"
-    [told] = prepare_script(folder, source, **options).submission.notices
-    assert told.startswith("train.py:2: the Lightning Trainer has ")
+    [notice] = prepare_script(folder, source, **options).submission.notices
+    assert notice.startswith("train.py:2: the Lightning Trainer has ")
     right = "import lightning as L\nL.Trainer(devices=2, num_nodes=2)\n"
     assert prepare_script(folder, right, **options).submission.notices == ()
     assert prepare_script(folder, "def (", **options).submission.notices == ()
     (folder / "trainer.py").write_text(source)
-    [told] = prepare_script(folder, "import trainer\n", **options).submission.notices
-    assert told.startswith("trainer.py:2: ")
+    [notice] = prepare_script(folder, "import trainer\n", **options).submission.notices
+    assert notice.startswith("trainer.py:2: ")
 
 
 @pytest.mark.parametrize("source", [b"\xff\xfe\x00", b"def (", b"\x00" * 10, b"(" * 5000])

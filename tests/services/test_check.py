@@ -146,14 +146,16 @@ def test_env_cannot_set_a_variable_that_the_launcher_overwrites(
         profile = replace(profile, environment=EnvironmentSetup(variables=values))
     else:
         profile = replace(profile, fabric=Fabric(kind="roce", environment=values))
-    found = job_checks.check_launcher_variables(spec, profile, layout_of(nodes), registry.load(launcher))
+    launcher_variables = job_checks.check_launcher_variables(
+        spec, profile, layout_of(nodes), registry.load(launcher)
+    )
     if where == "fabric.environment" and nodes == 1:
-        assert found == []  # it is for jobs on several nodes
+        assert launcher_variables == []  # it is for jobs on several nodes
         return
     at = "--env " if where == "--env" else f"{where}."
-    assert [line.removeprefix(at).split()[0] for line in found] == refused.split()
-    assert all(f"launcher {launcher}" in line for line in found)
-    assert all("slurm.head_address" in line for line in found if "MASTER_ADDR" in line)
+    assert [line.removeprefix(at).split()[0] for line in launcher_variables] == refused.split()
+    assert all(f"launcher {launcher}" in line for line in launcher_variables)
+    assert all("slurm.head_address" in line for line in launcher_variables if "MASTER_ADDR" in line)
 
 
 def test_signal_names_and_lead_times_are_checked() -> None:

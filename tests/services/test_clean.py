@@ -85,10 +85,10 @@ def test_a_preview_of_clean_deletes_nothing_and_reports_sizes(root: Root) -> Non
     root.add("old", 40)
     root.add("new", 1)
     before = sorted(root.path.rglob("*"))
-    [found] = clean(root.context, older_than=30 * DAY)
-    assert [run.name for run in found.runs] == ["old"]
-    assert (found.objects, found.trouble) == (1, ())  # its own.py; the others are shared
-    assert found.objects_bytes >= 18_000
+    [result] = clean(root.context, older_than=30 * DAY)
+    assert [run.name for run in result.runs] == ["old"]
+    assert (result.objects, result.trouble) == (1, ())  # its own.py; the others are shared
+    assert result.objects_bytes >= 18_000
     assert sorted(root.path.rglob("*")) == before
 
 
@@ -133,16 +133,16 @@ def test_clean_keeps_and_lists_files_that_the_job_wrote_in_the_code_folder(root:
     results = write_job_outputs(old)
     assert (old / "code" / "data").is_symlink()
     [preview] = clean(root.context, older_than=30 * DAY)
-    [found] = clean(root.context, older_than=30 * DAY, remove=True)
-    assert preview == found
+    [result] = clean(root.context, older_than=30 * DAY, remove=True)
+    assert preview == result
     assert list_files(old / "code") == results
     assert not (old / "code" / "empty").exists()
-    [outputs] = found.outputs
+    [outputs] = result.outputs
     assert (outputs.folder, outputs.files, list(outputs.names)) == ("old", 5, results)
     assert outputs.bytes >= 35_000
-    assert found.trouble == ()
+    assert result.trouble == ()
     [again] = clean(root.context, older_than=30 * DAY, remove=True)
-    assert (again.runs, again.outputs) == ((), found.outputs)
+    assert (again.runs, again.outputs) == ((), result.outputs)
     assert list_files(old / "code") == results
 
 
@@ -152,10 +152,10 @@ def test_clean_deletes_job_outputs_only_with_the_outputs_option(root: Root) -> N
     clean(root.context, older_than=30 * DAY, remove=True)
     [preview] = clean(root.context, older_than=30 * DAY, outputs=True)
     assert list_files(old / "code") == results
-    [found] = clean(root.context, older_than=30 * DAY, outputs=True, remove=True)
-    assert preview == found
-    assert list(found.outputs[0].names) == results
-    assert found.bytes >= 35_000
+    [result] = clean(root.context, older_than=30 * DAY, outputs=True, remove=True)
+    assert preview == result
+    assert list(result.outputs[0].names) == results
+    assert result.bytes >= 35_000
     assert not (old / "code").exists()
     assert (old / "logs" / "batch.log").exists()
 
@@ -166,14 +166,14 @@ def test_clean_keeps_a_whole_run_whose_job_wrote_in_the_code_folder(root: Root) 
     second = root.add("second", 60, parent=str(first))
     write_job_outputs(second)
     before = list_files(second)
-    [found] = clean(root.context, older_than=30 * DAY, whole_runs=True, remove=True)
+    [result] = clean(root.context, older_than=30 * DAY, whole_runs=True, remove=True)
     assert list_files(second) == before
     assert (first.exists(), free.exists()) == (True, False)
-    assert [outputs.folder for outputs in found.outputs] == ["second"]
-    assert (found.pinned, found.needed) == ((), {"first": "7"})
-    [found] = clean(root.context, older_than=30 * DAY, whole_runs=True, outputs=True, remove=True)
-    assert [run.name for run in found.runs] == ["first", "second"]
-    assert len(found.outputs) == 1
+    assert [outputs.folder for outputs in result.outputs] == ["second"]
+    assert (result.pinned, result.needed) == ((), {"first": "7"})
+    [result] = clean(root.context, older_than=30 * DAY, whole_runs=True, outputs=True, remove=True)
+    assert [run.name for run in result.runs] == ["first", "second"]
+    assert len(result.outputs) == 1
     assert not first.exists()
     assert not second.exists()
 
@@ -183,8 +183,8 @@ def test_clean_never_deletes_pinned_results_in_the_code_folder(root: Root) -> No
     results = write_job_outputs(old)
     (old / "pins.json").write_text(json.dumps({"pinned": ["code/out/ckpt.pt"]}))
     for whole in (True, False):
-        [found] = clean(root.context, older_than=30 * DAY, whole_runs=whole, outputs=True, remove=True)
-        assert (found.pinned, found.outputs) == (("old",), ())
+        [result] = clean(root.context, older_than=30 * DAY, whole_runs=whole, outputs=True, remove=True)
+        assert (result.pinned, result.outputs) == (("old",), ())
         assert set(results) <= set(list_files(old / "code"))
     assert list_files(old / "code") == results
 
@@ -212,9 +212,9 @@ def test_clean_keeps_the_code_if_the_list_of_delivered_files_is_unreadable(
     (old / "snapshot.list").unlink()
     if content is not None:
         (old / "snapshot.list").write_bytes(content)
-    [found] = clean(root.context, older_than=30 * DAY, remove=True)
+    [result] = clean(root.context, older_than=30 * DAY, remove=True)
     assert list_files(old / "code") == before
-    assert (found.runs, found.outputs[0].files) == ((), len(before))
+    assert (result.runs, result.outputs[0].files) == ((), len(before))
     clean(root.context, older_than=30 * DAY, outputs=True, remove=True)
     assert not (old / "code").exists()
 
@@ -231,15 +231,15 @@ def test_clean_does_not_follow_a_link_in_place_of_the_code_folder(root: Root, tm
 def test_clean_lists_a_limited_number_of_outputs_and_counts_all(root: Root) -> None:
     old = root.add("old", 40)
     write(old / "code" / "out", {f"{number:05}": "" for number in range(reclaim.MOST_NAMES + 5)})
-    [found] = clean(root.context, older_than=30 * DAY)
-    assert found.outputs[0].files == reclaim.MOST_NAMES + 5
-    assert len(found.outputs[0].names) == reclaim.MOST_NAMES
+    [result] = clean(root.context, older_than=30 * DAY)
+    assert result.outputs[0].files == reclaim.MOST_NAMES + 5
+    assert len(result.outputs[0].names) == reclaim.MOST_NAMES
 
 
 def test_clean_deletes_whole_runs_on_request(root: Root) -> None:
     old = root.add("old", 40)
-    [found] = clean(root.context, older_than=30 * DAY, whole_runs=True, remove=True)
-    assert found.runs[0].bytes >= 8000
+    [result] = clean(root.context, older_than=30 * DAY, whole_runs=True, remove=True)
+    assert result.runs[0].bytes >= 8000
     assert not old.exists()
     assert root.objects() == 0
     assert clean(root.context, older_than=30 * DAY) == []
@@ -260,12 +260,12 @@ def test_clean_keeps_a_run_that_an_active_run_refers_to(
 ) -> None:
     """The active run writes its checkpoints there, or reads from there."""
     old, free = root.add("old", 400), root.add("free", 400)
-    known = json.loads(json.dumps(values).replace("{old}", str(old)))
-    root.add("alive", 0, JobState.RUNNING, text.format(old=old), **known)
-    [found] = clean(root.context, older_than=DAY, whole_runs=True, remove=True)
+    document = json.loads(json.dumps(values).replace("{old}", str(old)))
+    root.add("alive", 0, JobState.RUNNING, text.format(old=old), **document)
+    [result] = clean(root.context, older_than=DAY, whole_runs=True, remove=True)
     assert (old.exists(), free.exists()) == (True, False)
-    assert [run.name for run in found.runs] == ["free"]
-    assert found.needed == {"old": "7"}
+    assert [run.name for run in result.runs] == ["free"]
+    assert result.needed == {"old": "7"}
     assert (old / "code").exists()
 
 
@@ -273,8 +273,8 @@ def test_clean_keeps_all_runs_of_a_chain_until_the_last_is_old(root: Root) -> No
     first = root.add("first", 90)
     second = root.add("second", 60, parent=str(first))
     last = root.add("last", 5, parent=str(second))
-    [found] = clean(root.context, older_than=30 * DAY, whole_runs=True, remove=True)
-    assert (found.runs, set(found.needed)) == ((), {"first", "second"})
+    [result] = clean(root.context, older_than=30 * DAY, whole_runs=True, remove=True)
+    assert (result.runs, set(result.needed)) == ((), {"first", "second"})
     clean(root.context, older_than=2 * DAY, whole_runs=True, remove=True)
     assert not any(path.exists() for path in (first, second, last))
 
@@ -292,8 +292,8 @@ def test_clean_keeps_the_parent_of_a_run_with_pinned_results(root: Root) -> None
     first, free = root.add("first", 90), root.add("free", 90)
     second = root.add("second", 60, parent=str(first))
     (second / "pins.json").write_text(json.dumps({"pinned": ["last.pt"]}))
-    [found] = clean(root.context, older_than=30 * DAY, whole_runs=True, remove=True)
-    assert (found.pinned, found.needed) == (("second",), {"first": "7"})
+    [result] = clean(root.context, older_than=30 * DAY, whole_runs=True, remove=True)
+    assert (result.pinned, result.needed) == (("second",), {"first": "7"})
     assert (first.exists(), second.exists(), free.exists()) == (True, True, False)
 
 
@@ -310,15 +310,15 @@ def test_clean_of_one_cluster_respects_references_from_other_clusters(root: Root
 @pytest.mark.parametrize("state", [JobState.UNKNOWN, JobState.RUNNING, JobState.PENDING])
 def test_clean_keeps_runs_that_are_unknown_running_or_pending(root: Root, state: JobState) -> None:
     path = root.add("alive", 400, state)
-    [found] = clean(root.context, older_than=1, whole_runs=True, remove=True)
-    assert found.runs == ()
+    [result] = clean(root.context, older_than=1, whole_runs=True, remove=True)
+    assert result.runs == ()
     assert (path / "code" / "own.py").exists()
 
 
 def test_clean_keeps_a_job_that_ended_recently(root: Root) -> None:
     root.add("fresh", 100 / DAY)
-    [found] = clean(root.context, older_than=1)
-    assert found.runs == ()
+    [result] = clean(root.context, older_than=1)
+    assert result.runs == ()
 
 
 def write_start_event(run: Path, age: float) -> None:
@@ -342,9 +342,9 @@ def test_clean_keeps_a_run_that_was_requeued_outside_dtslurm(root: Root, whole: 
         (old / "tasks" / "3").mkdir(parents=True)
         write_start_event(old / "tasks" / "3", 20)
     before = list_files(old)
-    [found] = clean(root.context, older_than=30 * DAY, whole_runs=whole, remove=True)
-    assert found.runs == ()
-    assert found.trouble == (f"7: {service._REVIVED}",)
+    [result] = clean(root.context, older_than=30 * DAY, whole_runs=whole, remove=True)
+    assert result.runs == ()
+    assert result.trouble == (f"7: {service._REVIVED}",)
     assert list_files(old) == before
     (old / "stop").write_text("cancelled by dtslurm\n")
     clean(root.context, older_than=30 * DAY, whole_runs=whole, remove=True)
@@ -373,8 +373,8 @@ def test_clean_deletes_an_unfinished_delivery_after_a_day(root: Root) -> None:
         left = root.path / f".dtslurm-{os.geteuid()}-{name}"
         write(left, {"run/job.json": "{}"})
         os.utime(left, (NOW - age, NOW - age))
-    [found] = clean(root.context, older_than=30 * DAY, remove=True)
-    assert [Path(path).name[-2:] for path in found.unfinished] == ["-a"]
+    [result] = clean(root.context, older_than=30 * DAY, remove=True)
+    assert [Path(path).name[-2:] for path in result.unfinished] == ["-a"]
     assert sorted(path.name[-2:] for path in root.path.glob(".dtslurm-*")) == ["-b"]
 
 
@@ -406,8 +406,8 @@ def test_clean_works_over_a_remote_transport(root: Root) -> None:
     far = FarSide()
     cluster = replace(root.context.cluster("local"), transport=far)
     root.context._clusters["local", ""] = cluster
-    [found] = clean(root.context, older_than=30 * DAY, remove=True)
-    assert [run.name for run in found.runs] == ["old"]
+    [result] = clean(root.context, older_than=30 * DAY, remove=True)
+    assert [run.name for run in result.runs] == ["old"]
     assert not (old / "code").exists()
     assert len(far.sent) == 2  # what Python there is, and the reclaiming
     with pytest.raises(RequestInvalid):
@@ -454,6 +454,8 @@ def test_the_clean_command_lists_job_outputs(root: Root) -> None:
 
 def test_the_clean_command_reports_the_age_that_applies(root: Root) -> None:
     root.add("fresh", (NOW - time.time() + 100) / DAY)  # by the clock of the program
-    said = run_dtslurm("clean", "--older-than", "2s", code=0).stderr
-    assert "--older-than 2s: 5m00s is used, because a job can be requeued for this time after its end" in said
-    assert "runs that ended more than 5m00s ago have nothing to delete" in said
+    stderr = run_dtslurm("clean", "--older-than", "2s", code=0).stderr
+    assert (
+        "--older-than 2s: 5m00s is used, because a job can be requeued for this time after its end" in stderr
+    )
+    assert "runs that ended more than 5m00s ago have nothing to delete" in stderr

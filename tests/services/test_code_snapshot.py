@@ -42,9 +42,9 @@ def test_the_record_contains_the_commit_and_diff_of_the_working_folder(context: 
     git(context.cwd, "commit", "-qm", "first")
     write(context.cwd, {"train.py": "print()"})
     record = submit(context, prepare_job(context, sbatch=("--hold",)))
-    told = json.loads((Path(record.run_dir) / "job.json").read_text())["git"]
+    result = json.loads((Path(record.run_dir) / "job.json").read_text())["git"]
     head = git(context.cwd, "rev-parse", "HEAD").strip()
-    assert (told["commit"], told["dirty"]) == (head, True)
+    assert (result["commit"], result["dirty"]) == (head, True)
     assert "+print()" in (Path(record.run_dir) / "code.diff").read_text()
     context.cluster("local").scheduler.cancel([record.job_id or ""])
 
@@ -63,7 +63,7 @@ def test_a_snapshot_links_a_fetched_run_directory(context: Context) -> None:
     write(context.cwd, {"got/job.json": "{}", "got/script.sbatch": "", "got/checkpoints/a": "x"})
     prepared = prepare_job(context, snapshot=True)
     assert prepared.code is not None
-    assert [one.target for one in prepared.code.snapshot.files if one.path == "got"] == [
+    assert [file.target for file in prepared.code.snapshot.files if file.path == "got"] == [
         str(context.cwd / "got")
     ]
 

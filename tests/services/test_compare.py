@@ -24,8 +24,8 @@ TWO = {
 
 
 def test_compare_lists_differences_by_section() -> None:
-    found = list(differences([ONE, TWO], [b"", b"+1\n-2\n"]))
-    assert found == [
+    result = list(differences([ONE, TWO], [b"", b"+1\n-2\n"]))
+    assert result == [
         Difference("configuration", "args", ("--lr 1e-3", "--lr 3e-4")),
         Difference("configuration", "env", ("A=1", "A=1 B=2")),
         Difference("layout", "nodes", ("1", "2")),

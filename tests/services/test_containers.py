@@ -88,8 +88,8 @@ def test_on_offline_nodes_an_image_must_be_pulled_before_submission(context: Con
         file.write("environment: {offline: true}\n")
     with pytest.raises(RequestInvalid) as caught:
         render_with_container(context, container="ubuntu:24.04")
-    [told] = caught.value.problems
-    assert "compute nodes of boxed have no internet, so pull it here first: mkdir -p " in told
-    command = told.partition("first: ")[2].replace("apptainer pull", "echo an image >")
+    [problem] = caught.value.problems
+    assert "compute nodes of boxed have no internet, so pull it here first: mkdir -p " in problem
+    command = problem.partition("first: ")[2].replace("apptainer pull", "echo an image >")
     subprocess.run(["sh", "-c", command], check=True)  # as the user does, but for the runtime
     assert 'image="$images"/ubuntu-24.04-' in render_with_container(context, container="ubuntu:24.04")

@@ -73,9 +73,9 @@ def test_a_login_node_of_another_cluster_is_not_used_as_the_local_cluster(login:
 )
 def test_a_login_node_of_the_selected_cluster_needs_no_ssh(login: Login, host: str, cluster: str) -> None:
     context = login(host, cluster)
-    found = context.cluster("narval")
-    assert (found.remote, found.automatic_transport) == (False, "local")
-    assert cluster in found.reached_by or host in found.reached_by
+    result = context.cluster("narval")
+    assert (result.remote, result.automatic_transport) == (False, "local")
+    assert cluster in result.reached_by or host in result.reached_by
     assert context.cluster("fir").remote  # its profile extends narval's
 
 

@@ -46,7 +46,7 @@ class Queue:
         if isinstance(self.fault, SlurmUnavailable):
             raise self.fault
         listed: Mapping[str, Sequence[JobStatus]] = {
-            job: [one for one in self.shown if one.job_id.startswith(job)] for job in job_ids
+            job: [item for item in self.shown if item.job_id.startswith(job)] for job in job_ids
         }
         assert look is not None
         look(listed)

@@ -53,18 +53,18 @@ def probe_options(
     partitions: tuple[PartitionInfo, ...] = (),
 ) -> tuple[dict[str, list[str]], list[str]]:
     profile = ClusterProfile(name="lab", slurm=customs or SlurmCustoms())
-    names = {one.name: one.name for one in groups}
+    names = {group.name: group.name for group in groups}
     targets, notices = choose_targets(
         groups, names, options or DiscoverOptions(), profile, Survey(partitions=partitions)
     )
-    return {one.name: list(one.options) for one in targets}, notices
+    return {target.name: list(target.options) for target in targets}, notices
 
 
 def test_probes_run_on_gpu_nodes_and_on_cpu_nodes_only_without_gpu_nodes() -> None:
     cpu, gpu = node_kind("c", "IDLE", cpus=2, memory=Memory(1000)), node_kind("g", "IDLE", gpus=4, cpus=64)
     assert list(probe_options([gpu, cpu])[0]) == ["g"]
-    found, _ = probe_options([cpu])
-    assert found["c"] == [
+    result, _ = probe_options([cpu])
+    assert result["c"] == [
         "--time=00:05:00", "--partition=main", "--nodelist=c0", "--cpus-per-task=2", "--mem=500M",
     ]  # fmt: skip
 
@@ -74,8 +74,8 @@ def test_a_probe_job_uses_the_options_that_the_profile_requires() -> None:
         account="proj", qos="normal", constraint="gpu", mem="forbidden", extra_options=("--licenses=scratch",)
     )
     group = node_kind("g", "MIXED", gpus=4, cpus=64, memory=Memory(512_000))
-    found, _ = probe_options([group], DiscoverOptions(account="mine"), customs)
-    assert found["g"] == [
+    result, _ = probe_options([group], DiscoverOptions(account="mine"), customs)
+    assert result["g"] == [
         "--time=00:05:00", "--partition=main", "--account=mine", "--qos=normal", "--constraint=gpu",
         "--gres=gpu:a100:4", "--cpus-per-task=4", "--licenses=scratch",
     ]  # fmt: skip
@@ -107,28 +107,28 @@ def test_a_probe_chooses_its_partition_by_option_profile_and_live_state(
     partitions: tuple[str, ...], customs: str | None, live: tuple[PartitionInfo, ...], partition: str
 ) -> None:
     group = node_kind("g", "IDLE", gpus=1, partitions=("a", "b"))
-    found, _ = probe_options(
+    result, _ = probe_options(
         [group], DiscoverOptions(partitions=partitions), SlurmCustoms(partition=customs), live
     )
-    assert f"--partition={partition}" in found["g"]
+    assert f"--partition={partition}" in result["g"]
 
 
 def test_a_probe_of_a_node_without_partitions_names_only_the_node() -> None:
-    found, _ = probe_options([node_kind("g", "IDLE", gpus=1, partitions=())])
-    assert not any(option.startswith("--partition") for option in found["g"])
+    result, _ = probe_options([node_kind("g", "IDLE", gpus=1, partitions=())])
+    assert not any(option.startswith("--partition") for option in result["g"])
 
 
 def test_nodes_that_are_not_probed_are_listed() -> None:
     groups = [node_kind(name, "IDLE", gpus=1) for name in "abcd"] + [
         node_kind("e", "IDLE", gpus=1, partitions=("x",))
     ]
-    found, notices = probe_options(groups)
-    assert list(found) == ["a", "b", "c"]
+    result, notices = probe_options(groups)
+    assert list(result) == ["a", "b", "c"]
     assert notices == ["not probed: d, e; select other partitions with --partition"]
-    found, notices = probe_options(groups, DiscoverOptions(partitions=("x",)))
-    assert (list(found), notices) == (["e"], [])
-    found, notices = probe_options([node_kind("z", "DOWN", gpus=1)])
-    assert (found, notices) == ({}, ["not probed: z, because none of its nodes can be used now"])
+    result, notices = probe_options(groups, DiscoverOptions(partitions=("x",)))
+    assert (list(result), notices) == (["e"], [])
+    result, notices = probe_options([node_kind("z", "DOWN", gpus=1)])
+    assert (result, notices) == ({}, ["not probed: z, because none of its nodes can be used now"])
 
 
 # ---- What is news ----
@@ -180,9 +180,9 @@ def test_flat_converts_profile_values_to_text() -> None:
 def test_a_failed_probe_is_reported_and_adds_no_facts() -> None:
     group = node_kind("g", "IDLE", gpus=1)
     probes = [Probe(name="g", problem="it never started"), Probe(name="g", seen={"schema": 1})]
-    found = seen_by(probes, [group], {"g": "g"}, pyxis=True)
-    assert "the probe of g failed: it never started" in found.notices
-    assert not any(fact.key[0] == "container" for fact in found.facts)
+    result = seen_by(probes, [group], {"g": "g"}, pyxis=True)
+    assert "the probe of g failed: it never started" in result.notices
+    assert not any(fact.key[0] == "container" for fact in result.facts)
 
 
 def test_the_login_facts_contain_only_values_missing_in_the_parent() -> None:
@@ -197,9 +197,9 @@ def test_the_login_facts_contain_only_values_missing_in_the_parent() -> None:
 
 def test_the_head_of_the_profile_file_names_matching_profiles(tmp_path: Path) -> None:
     context = Context(cwd=tmp_path, clock=lambda: 0.0)
-    one = service._comments(context, Survey(), "login1", [("site", "its name")], "site")
-    assert one[0] == "Written by dtslurm cluster discover login1 on 1970-01-01, Slurm ?."
-    assert one[-1] == "Recognised as site by its name: values of that profile are not repeated here."
+    result = service._comments(context, Survey(), "login1", [("site", "its name")], "site")
+    assert result[0] == "Written by dtslurm cluster discover login1 on 1970-01-01, Slurm ?."
+    assert result[-1] == "Recognised as site by its name: values of that profile are not repeated here."
     many = service._comments(context, Survey(), None, [("a", "x"), ("b", "y")], None)
     assert (
         many[-1]

@@ -46,9 +46,9 @@ def prepare_submission(folder: Path, env: dict[str, str] | None = None, **asked:
 
 def test_a_uv_project_is_used_if_no_environment_is_active(project: Path) -> None:
     uv(project, "sync")
-    found = prepare_submission(project / "src")
-    assert f"source {project}/.venv/bin/activate || exit" in found.script
-    assert found.notices[0] == f"no environment is active: the job uses uv's {project}/.venv"
+    result = prepare_submission(project / "src")
+    assert f"source {project}/.venv/bin/activate || exit" in result.script
+    assert result.notices[0] == f"no environment is active: the job uses uv's {project}/.venv"
 
 
 def test_the_active_environment_takes_precedence_over_the_uv_environment(project: Path) -> None:
@@ -56,9 +56,9 @@ def test_the_active_environment_takes_precedence_over_the_uv_environment(project
     other = project.parent / "other"
     other.mkdir()
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        found = prepare_submission(project / "src", {name: str(other)})
-        assert f"source {other}/bin/activate" in found.script
-        assert "uv" not in " ".join(found.notices)
+        result = prepare_submission(project / "src", {name: str(other)})
+        assert f"source {other}/bin/activate" in result.script
+        assert "uv" not in " ".join(result.notices)
 
 
 def test_the_python_option_takes_precedence_over_the_uv_environment(project: Path) -> None:
@@ -78,8 +78,8 @@ def test_a_uv_environment_without_a_project_is_used(tmp_path: Path) -> None:
 
 def test_the_uv_environment_may_be_in_another_folder(project: Path) -> None:
     uv(project, "venv", "envs/login")
-    found = prepare_submission(project / "src", {"UV_PROJECT_ENVIRONMENT": "envs/login"})
-    assert f"source {project}/envs/login/bin/activate" in found.script
+    result = prepare_submission(project / "src", {"UV_PROJECT_ENVIRONMENT": "envs/login"})
+    assert f"source {project}/envs/login/bin/activate" in result.script
 
 
 def test_a_uv_project_without_an_environment_is_refused(project: Path) -> None:

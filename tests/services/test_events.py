@@ -159,8 +159,8 @@ SAID: list[tuple[dict[str, Any], str, bool]] = [
 
 @pytest.mark.parametrize(("event", "text", "bad"), SAID)
 def test_an_event_is_described_in_text(event: dict[str, Any], text: str, bad: bool) -> None:
-    told = line({"time": 5, **event})
-    assert (told.time, told.text, told.bad) == (5.0, text, bad)
+    result = line({"time": 5, **event})
+    assert (result.time, result.text, result.bad) == (5.0, text, bad)
 
 
 def staging_event(node: str, done: bool, size: int = 1 << 30, **values: Any) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def staging_event(node: str, done: bool, size: int = 1 << 30, **values: Any) -> 
 
 def test_staging_events_of_several_nodes_are_merged_into_one_line() -> None:
     begun = {"event": "started", "job_id": "7", "nodes": "n[1-2]", "time": 1}
-    told = [
+    result = [
         begun,
         *(
             staging_event(f"n{node}", False, size=step << 20, time=2 + step)
@@ -185,33 +185,33 @@ def test_staging_events_of_several_nodes_are_merged_into_one_line() -> None:
             for node in (1, 2)
         ),
     ]
-    told.append(staging_event("n1", True, size=2 << 30, time=99))
-    assert len(drop_outdated_staging(told)) == 3
-    first, second = lines(told)
+    result.append(staging_event("n1", True, size=2 << 30, time=99))
+    assert len(drop_outdated_staging(result)) == 3
+    first, second = lines(result)
     assert first.text == "job 7 started on n[1-2]"
     assert (second.time, second.text) == (
         99,
         "copying imagenet to 2 nodes: 2.0G of 4.0G (51%), 1 of 2 nodes have finished",
     )
-    told.append(staging_event("n2", True, size=2 << 30))
-    assert lines(told)[1].text == "data imagenet is on 2 nodes: 4.0G"
+    result.append(staging_event("n2", True, size=2 << 30))
+    assert lines(result)[1].text == "data imagenet is on 2 nodes: 4.0G"
 
 
 def test_the_staging_line_counts_nodes_without_events() -> None:
-    told = [staging_event(f"n{node}", True, size=2 << 30, nodes=4) for node in (1, 2, 3)]
-    assert lines(told)[0].text == (
+    result = [staging_event(f"n{node}", True, size=2 << 30, nodes=4) for node in (1, 2, 3)]
+    assert lines(result)[0].text == (
         "copying imagenet to 4 nodes: 6.0G of 8.0G (75%), 3 of 4 nodes have finished"
     )
-    told.append(staging_event("n4", True, size=2 << 30, nodes=4))
-    assert lines(told)[0].text == "data imagenet is on 4 nodes: 8.0G"
+    result.append(staging_event("n4", True, size=2 << 30, nodes=4))
+    assert lines(result)[0].text == "data imagenet is on 4 nodes: 8.0G"
 
 
 def test_consecutive_healthy_nodes_are_merged_into_one_line() -> None:
     fine = [{"event": "health", "node": f"n{node}", "ok": True, "findings": []} for node in range(64)]
     bad = {"event": "health", "node": "n9", "ok": False, "findings": []}
     again = {"event": "attempt", "attempt": 1, "nodes": "n[0-63]"}
-    told = [one.text for one in lines([*fine, bad, again, fine[0]])]
-    assert told == [
+    texts = [item.text for item in lines([*fine, bad, again, fine[0]])]
+    assert texts == [
         "health: 64 nodes are healthy",
         "health: n9 is bad",
         "attempt 1 starts on n[0-63]",

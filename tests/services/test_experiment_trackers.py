@@ -26,11 +26,11 @@ GIT = GitState(commit="c0ffee", branch="main", dirty=False)
 def tracker_variables(*trackers: str, options: dict[str, str] | None = None, **facts: Any) -> dict[str, str]:
     """Return the variables as bash has them after the script's export lines."""
     run = {"name": "it's", "token": "abc", "cluster": "big", "array": False, "trials": None, "git": GIT}
-    found = experiment_trackers.variables(
+    result = experiment_trackers.variables(
         trackers, options or {}, experiment_trackers.Facts(**{**run, "offline": False, **facts})
     )
-    lines = "".join(f"export {name}={quote(value)}\n" for name, value in found)
-    names = " ".join(name for name, _ in found)
+    lines = "".join(f"export {name}={quote(value)}\n" for name, value in result)
+    names = " ".join(name for name, _ in result)
     script = f'{lines}for name in {names}; do printf \'%s=%s\\0\' "$name" "${{!name}}"; done'
     job = {"SLURM_JOB_ID": "18", "DTSLURM_RUN_DIR": "/run dir", "PATH": os.environ["PATH"]}
     job |= {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"} if facts.get("array") else {}
@@ -95,10 +95,10 @@ def test_tensorboard_and_aim_get_folders() -> None:
 
 def test_unknown_trackers_and_options_are_reported() -> None:
     request = JobRequest(script="", tracker=("wanbd",), tracking=("projct=a", "mode=off"))
-    found = "\n".join(experiment_trackers.problems(request))
-    assert "did you mean 'wandb'" in found
-    assert "did you mean 'project'" in found
-    assert "online and offline" in found
+    text = "\n".join(experiment_trackers.problems(request))
+    assert "did you mean 'wandb'" in text
+    assert "did you mean 'project'" in text
+    assert "online and offline" in text
     assert (
         "name the tracker with --tracker"
         in experiment_trackers.problems(JobRequest(script="", tracking=("tags=a",)))[0]

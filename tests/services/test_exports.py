@@ -59,7 +59,7 @@ class Registry:
 
     def create_model_version(self, name: str, uri: str, run: str, tags: dict[str, str]) -> Any:
         self.done.append(("version", name, uri, run, tags["path"], tags["sha256"][:4]))
-        return SimpleNamespace(version=len([one for one in self.done if one[0] == "version"]))
+        return SimpleNamespace(version=len([item for item in self.done if item[0] == "version"]))
 
     def __getattr__(self, name: str) -> Any:
         def call(*words: Any, **more: Any) -> None:
@@ -143,10 +143,10 @@ def test_the_export_target_is_parsed_from_its_prefix(text: str, target: tuple[st
 
 
 def test_an_artifact_is_described_line_by_line() -> None:
-    told = export.document(
+    result = export.document(
         artifact("a.pt", pinned=True, problem="it is gone", files=None, metrics={"loss": 1})
     )
-    assert told[0] == "a.pt"
-    assert [line.split()[0] for line in told[1:]] == [
+    assert result[0] == "a.pt"
+    assert [line.split()[0] for line in result[1:]] == [
         "kind", "step", "attempt", "sha256", "pinned", "problem", "metrics",
     ]  # fmt: skip

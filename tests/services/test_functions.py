@@ -18,7 +18,7 @@ from dtslurm.services.submit.functions import request_of
 
 
 def test_python_options_are_converted_to_a_request() -> None:
-    found = request_of(
+    request = request_of(
         {
             "nodes": "2",
             "time": 5,
@@ -28,8 +28,8 @@ def test_python_options_are_converted_to_a_request() -> None:
             "sample": False,
         }
     )
-    assert (found.nodes, found.time, found.mem, found.sample) == (2, "5", None, False)
-    assert (found.env, found.setup) == (("A=1", "B"), ("module load x",))
+    assert (request.nodes, request.time, request.mem, request.sample) == (2, "5", None, False)
+    assert (request.env, request.setup) == (("A=1", "B"), ("module load x",))
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_the_executor_parses_time_limits_like_the_time_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, time: object, minutes: int, lead: int
 ) -> None:
     seen = Echo(monkeypatch)
-    made = dtslurm.Executor(tmp_path, profile="local")
-    made.update_parameters(**({} if time is None else {"time": time}))
-    made._internal_process_submissions([utils.DelayedSubmission(print)])
+    executor = dtslurm.Executor(tmp_path, profile="local")
+    executor.update_parameters(**({} if time is None else {"time": time}))
+    executor._internal_process_submissions([utils.DelayedSubmission(print)])
     assert seen.sent[0]._timeout_min == minutes
     assert seen.options["signal_before"] == lead
 
@@ -100,10 +100,10 @@ def test_an_invalid_time_limit_of_a_function_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Echo(monkeypatch)
-    made = dtslurm.Executor(tmp_path, profile="local")
-    made.update_parameters(time="soon")
+    executor = dtslurm.Executor(tmp_path, profile="local")
+    executor.update_parameters(time="soon")
     with pytest.raises(RequestInvalid, match="time: 'soon' is not a duration"):
-        made._internal_process_submissions([utils.DelayedSubmission(print)])
+        executor._internal_process_submissions([utils.DelayedSubmission(print)])
 
 
 @pytest.mark.parametrize(("options", "tasks"), [({}, 1), ({"tasks_per_node": 4}, 4)])
@@ -111,9 +111,9 @@ def test_a_function_runs_as_one_task_per_node_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, int], tasks: int
 ) -> None:
     seen = Echo(monkeypatch)
-    made = dtslurm.Executor(tmp_path, profile="local")
-    made.update_parameters(gpus_per_node=8, **options)
-    made._internal_process_submissions([utils.DelayedSubmission(print)])
+    executor = dtslurm.Executor(tmp_path, profile="local")
+    executor.update_parameters(gpus_per_node=8, **options)
+    executor._internal_process_submissions([utils.DelayedSubmission(print)])
     assert seen.options["ntasks_per_node"] == tasks
 
 

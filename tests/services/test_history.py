@@ -85,8 +85,8 @@ def test_the_end_of_the_last_attempt_is_the_end_of_the_job(
     record: JobRecord, tmp_path: Path, values: dict[str, Any], how: str
 ) -> None:
     write_events(tmp_path, start_event(100, 0))
-    [one] = read_history(record, replace(RUNNING, **values)).attempts
-    assert one.how.startswith(how)
+    [attempt] = read_history(record, replace(RUNNING, **values)).attempts
+    assert attempt.how.startswith(how)
 
 
 def test_accounting_supplies_the_end_of_an_attempt_that_recorded_none(
@@ -95,10 +95,12 @@ def test_accounting_supplies_the_end_of_an_attempt_that_recorded_none(
     class Shared:
         def runs(self, job_id: str) -> list[JobStatus]:
             begun = [None, 95, 130, 900]
-            known = JobStatus(job_id=job_id, state=JobState.PREEMPTED, raw_state="PREEMPTED", end_time=200)
+            job_status = JobStatus(
+                job_id=job_id, state=JobState.PREEMPTED, raw_state="PREEMPTED", end_time=200
+            )
             return [
-                *(replace(known, start_time=time, raw_state=f"PREEMPTED at {time}") for time in begun),
-                replace(known, job_id="18", start_time=100),
+                *(replace(job_status, start_time=time, raw_state=f"PREEMPTED at {time}") for time in begun),
+                replace(job_status, job_id="18", start_time=100),
             ]
 
     monkeypatch.setattr(service, "SharedScheduler", Shared)
@@ -152,10 +154,10 @@ def test_only_an_end_recorded_by_the_last_attempt_ends_a_run(
     record: JobRecord, tmp_path: Path, events: list[dict[str, Any]], state: JobState, code: int | None
 ) -> None:
     write_events(tmp_path, *events)
-    [found] = status_from_run_files(record, NOW)
-    assert (found.state, found.exit_code) == (state, code)
+    [result] = status_from_run_files(record, NOW)
+    assert (result.state, result.exit_code) == (state, code)
     assert has_recorded_end(record) is (state is not JobState.UNKNOWN)
-    assert ("has no record of its end" in found.reason) is (state is JobState.UNKNOWN)
+    assert ("has no record of its end" in result.reason) is (state is JobState.UNKNOWN)
 
 
 def test_array_tasks_without_records_are_unknown(record: JobRecord, tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_array_tasks_without_records_are_unknown(record: JobRecord, tmp_path: Pa
     assert not has_recorded_end(array, "2")
     for task in ("0", "2"):
         write_events(tmp_path / "tasks" / task, end_event(2, 0, 0))
-    assert [one.job_id for one in status_from_run_files(array, NOW)] == ["17_0", "17_1", "17_2"]
+    assert [item.job_id for item in status_from_run_files(array, NOW)] == ["17_0", "17_1", "17_2"]
     assert list(event_folders(array)) == ["17_0", "17_1", "17_2"]
 
 
@@ -225,9 +227,9 @@ def test_describe_failure_gives_exit_code_signal_or_reason(
     tmp_path: Path, values: dict[str, Any], words: str
 ) -> None:
     failed = JobStatus(**{"job_id": "17", "state": JobState.FAILED, **values})
-    said = describe_failure(RunDir(tmp_path), failed)
-    assert words in said
-    assert bool(said) is bool(words)
+    failure = describe_failure(RunDir(tmp_path), failed)
+    assert words in failure
+    assert bool(failure) is bool(words)
 
 
 @pytest.mark.parametrize(

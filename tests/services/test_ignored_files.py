@@ -56,9 +56,9 @@ def notices(
 def test_ignored_files_that_a_script_mentions_are_listed(
     tree: Path, source: str, args: tuple[str, ...], named: str
 ) -> None:
-    [told] = notices(tree, source, args=args)
-    assert told.startswith(f"git ignores {named}, which train.py or its arguments name: the job")
-    assert f"--code-include {named} copies them with the code" in told
+    [result] = notices(tree, source, args=args)
+    assert result.startswith(f"git ignores {named}, which train.py or its arguments name: the job")
+    assert f"--code-include {named} copies them with the code" in result
     assert notices(tree, source, args=args, include=[named]) == []
 
 
@@ -78,8 +78,8 @@ def test_committed_missing_and_absolute_paths_are_not_listed(
 
 
 def test_paths_in_a_script_are_relative_to_the_submission_folder(tree: Path) -> None:
-    [told] = notices(tree, "open('../data/a.csv')", "sub/other.py")
-    assert told.startswith("git ignores data/a.csv, which other.py")
+    [result] = notices(tree, "open('../data/a.csv')", "sub/other.py")
+    assert result.startswith("git ignores data/a.csv, which other.py")
 
 
 def record(tmp_path: Path, tree: Path, inside: str = "") -> JobRecord:
@@ -110,11 +110,11 @@ def test_diagnose_explains_a_missing_file_that_git_ignores(
     text = f"FileNotFoundError: [Errno 2] No such file or directory: '{missing}'"
     line = EvidenceLine(rank=0, file="rank-0.log", line=9, text=text)
     verdict = Verdict(cause="exception", summary=text, blame="code", advice="see train.py", evidence=(line,))
-    found = explain_missing_file(record(tmp_path, tree, inside), verdict)
+    missing_file = explain_missing_file(record(tmp_path, tree, inside), verdict)
     if named is None:
-        assert found == verdict
+        assert missing_file == verdict
         return
-    assert found.blame == "user"
-    assert f"{tree / named} was not copied with the code" in found.summary
-    assert f"--code-include {named}" in found.advice
-    assert "--stage" in found.advice
+    assert missing_file.blame == "user"
+    assert f"{tree / named} was not copied with the code" in missing_file.summary
+    assert f"--code-include {named}" in missing_file.advice
+    assert "--stage" in missing_file.advice

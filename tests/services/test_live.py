@@ -34,11 +34,11 @@ def test_mixed_output_lines_of_several_nodes_are_assembled_per_rank(
     assert max(map(len, lines)) < 1000
     random.Random(1).shuffle(lines)
     stdout = "\n".join(["Welcome to the cluster", *lines, "srun: bye"])
-    found, missing = live._read(
+    result, missing = live._read(
         Completed((), 0, stdout, ""), {"n1": [[0, 1], [1, 2]], "n2": [[2, 1], [3, 2]]}
     )
-    assert sorted(found) == [0, 1, 2, 3]
-    assert found[3]["pid"] == 7
+    assert sorted(result) == [0, 1, 2, 3]
+    assert result[3]["pid"] == 7
     assert missing == []
 
 
@@ -49,8 +49,8 @@ def test_a_node_with_incomplete_output_is_named_with_the_srun_error(
     stderr = "srun: error: cluster configuration lacks support for cpu binding\n"
     stderr += "srun: error: n2: task 1: Killed\n"
     done = Completed((), 0, "\n".join(lines), stderr)
-    found, missing = live._read(done, {"n1": [[0, 1]], "n2": [[1, 1]]})
-    assert list(found) == [0]
+    result, missing = live._read(done, {"n1": [[0, 1]], "n2": [[1, 1]]})
+    assert list(result) == [0]
     assert missing == ["could not examine the ranks of n2: srun: error: n2: task 1: Killed"]
 
 

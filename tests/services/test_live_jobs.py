@@ -97,14 +97,14 @@ def test_the_answer_of_a_node_is_merged_with_the_rank_records(
         run_telemetry(rank_telemetry(0), rank_telemetry(1)),
         answer=print_node_output(capsys, "n1", looks),
     )
-    found = live.diagnose_live(Context(), RECORD)
-    first, second = found.looks
+    result = live.diagnose_live(Context(), RECORD)
+    first, second = result.looks
     assert (first.pid, first.state, first.cpu, first.moved, first.waits) == (170, "S", 0.5, True, "futex")
     assert [(frame.function, frame.line) for frame in first.frames] == [("step", 9), ("None", 0)]
     assert first.workers == ("process 99: waiting for a device or file system: nfs",)
     assert (second.pid, second.state, second.cpu, second.by) == (71, "R", 0.0, "proc")
-    assert found.by == {"py-spy": 1, "proc": 1}
-    assert found.missing == ("no stacks of 1 rank: no py-spy",)
+    assert result.by == {"py-spy": 1, "proc": 1}
+    assert result.missing == ("no stacks of 1 rank: no py-spy",)
     assert steps[0][:2] == ["srun", "--jobid=17"]
 
 
@@ -115,11 +115,11 @@ def test_a_rank_that_was_not_examined_is_described_by_its_record(monkeypatch: py
             rank_telemetry(0), rank_telemetry(1, ended=95, exit_code=3), rank_telemetry(2, pid=None)
         ),
     )
-    found = live.diagnose_live(Context(), RECORD)
-    assert [(look.by, look.ended, look.exit_code) for look in found.looks] == [
+    result = live.diagnose_live(Context(), RECORD)
+    assert [(look.by, look.ended, look.exit_code) for look in result.looks] == [
         ("", False, None), ("", True, 3), ("", False, None),
     ]  # fmt: skip
-    assert found.missing == ("could not examine the ranks of n1: srun: error: n1: Killed",)
+    assert result.missing == ("could not examine the ranks of n1: srun: error: n1: Killed",)
 
 
 @pytest.mark.parametrize(
@@ -144,11 +144,11 @@ def test_only_nodes_with_running_ranks_are_examined(monkeypatch: pytest.MonkeyPa
     steps = replace_job_and_record_steps(
         monkeypatch, run_telemetry(done, rank_telemetry(1, host="n2", last_output_at=95.0))
     )
-    found = live.diagnose_live(Context(), RECORD)
+    result = live.diagnose_live(Context(), RECORD)
     assert "--nodelist=n2" in steps[0]
     # Nor is it said to hang, though the one that speaks could not be looked at.
-    assert (found.verdict.cause, found.verdict.confidence) == ("unknown", 0.4)
-    assert found.verdict.summary.endswith("; but rank 1, which could not be examined, wrote output 5 s ago")
+    assert (result.verdict.cause, result.verdict.confidence) == ("unknown", 0.4)
+    assert result.verdict.summary.endswith("; but rank 1, which could not be examined, wrote output 5 s ago")
 
 
 def test_a_long_list_of_unexamined_nodes_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,9 +205,9 @@ def test_diagnose_live_of_an_array_examines_the_named_or_first_running_task(
         for number in (2, 3, 4)
     ]
     replace_job_and_record_steps(monkeypatch, run_telemetry(rank_telemetry(pid=None)), *tasks)
-    found = live.diagnose_live(Context(), JobRecord(**{**vars(RECORD), "array": "2-4"}), task=task)
-    assert found.status.job_id == job
-    assert found.task == (task or "3")
+    result = live.diagnose_live(Context(), JobRecord(**{**vars(RECORD), "array": "2-4"}), task=task)
+    assert result.status.job_id == job
+    assert result.task == (task or "3")
 
 
 def test_telemetry_is_read_again_if_a_rank_has_ended_meanwhile(
@@ -244,8 +244,8 @@ def test_gpu_use_comes_from_the_newest_samples(monkeypatch: pytest.MonkeyPatch) 
     gpus = (GpuSample(index=0, util=2.0), GpuSample(index=1, util=99.0), GpuSample(index=2))
     node = NodeSample(node="n1", node_rank=0, time=96.0, gpus=gpus)
     replace_job_and_record_steps(monkeypatch, run_telemetry(rank_telemetry(pid=None), nodes=(node,)))
-    found = live.diagnose_live(Context(), RECORD).gpus
-    assert found == live.GpuUse(count=2, idle=1, util=50.5, age_s=4.0)
+    result = live.diagnose_live(Context(), RECORD).gpus
+    assert result == live.GpuUse(count=2, idle=1, util=50.5, age_s=4.0)
 
 
 def test_diagnose_live_on_cluster_local_does_not_call_srun(

@@ -110,11 +110,11 @@ def test_a_log_stream_labels_and_selects_array_tasks(run: Run) -> None:
         (folder / "rank-0.log").write_bytes(text)
 
     def told(reader: Reader) -> dict[tuple[str | None, int, str], bytes]:
-        found: dict[tuple[str | None, int, str], bytes] = defaultdict(bytes)
+        answer: dict[tuple[str | None, int, str], bytes] = defaultdict(bytes)
         for item in reader.items:
             if isinstance(item, LogBlock):
-                found[item.file.task, item.file.attempt, item.file.source] += item.data
-        return found
+                answer[item.file.task, item.file.attempt, item.file.source] += item.data
+        return answer
 
     write(3, 0, b"three\n")
     (run.path / "logs" / "batch-3.log").write_bytes(b"batch of 3\n")
@@ -160,9 +160,14 @@ def test_a_log_stream_sends_summaries_until_a_rank_is_in_focus(run: Run) -> None
         reader.wait_until(
             lambda: any(isinstance(item, OutputSummary) and item.alarm for item in reader.items)
         )
-        (found,) = [item for item in reader.items if isinstance(item, OutputSummary) and item.alarm]
-        assert (found.file.rank, found.last, found.alarm, found.new_lines) == (1, "last", "ValueError: no", 2)
-        assert found.size == run.log(1).stat().st_size
+        (result,) = [item for item in reader.items if isinstance(item, OutputSummary) and item.alarm]
+        assert (result.file.rank, result.last, result.alarm, result.new_lines) == (
+            1,
+            "last",
+            "ValueError: no",
+            2,
+        )
+        assert result.size == run.log(1).stat().st_size
         reader.stream.focus([(1, 1)], 2)
         reader.wait_until(lambda: reader.text(1))
         run.write(1, b" line\n")

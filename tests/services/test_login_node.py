@@ -74,8 +74,8 @@ def test_a_login_node_is_queried_once_a_day(context: Context) -> None:
 def test_a_login_node_is_queried_again_for_another_variable(context: Context) -> None:
     login = Login(TOLD, TOLD + "variable=WORK=/project/ada\nvariable=UNSET=\n")
     query_login_node(context, fake_cluster(login))
-    found = query_login_node(context, fake_cluster(login), ["WORK"])
-    assert (found.variables, login.asked) == ({"SCRATCH": "/scratch/ada", "WORK": "/project/ada"}, 2)
+    login_node = query_login_node(context, fake_cluster(login), ["WORK"])
+    assert (login_node.variables, login.asked) == ({"SCRATCH": "/scratch/ada", "WORK": "/project/ada"}, 2)
 
 
 @pytest.mark.parametrize("name", ["python3.11", "python3.6", "python"])
@@ -142,7 +142,7 @@ SPEC = JobSpec(name="train", script="train.py", work_dir="/w", launcher="srun", 
 
 def required_paths(spec: JobSpec, *, remote: bool) -> dict[str, str]:
     where: Any = SimpleNamespace(remote=remote, transport=SimpleNamespace(host="login1"))
-    return {letter + path: told for letter, path, told in preflight._list_needed_paths(spec, where)}
+    return {letter + path: result for letter, path, result in preflight._list_needed_paths(spec, where)}
 
 
 def test_a_remote_job_requires_its_folder_script_and_interpreter() -> None:

@@ -172,8 +172,8 @@ def read_lines(run: Run, record: JobRecord, log_filter: LogFilter) -> list[str]:
 def test_tail_applies_to_the_lines_that_match_grep(run: Run, record: JobRecord) -> None:
     for rank in range(2):
         run.write(rank, b"".join(b"rank %d line %d\r\n" % (rank, number) for number in range(100)))
-    wanted = LogFilter(grep=re.compile("line .*7$"), tail=2)
-    assert read_lines(run, record, wanted) == [
+    log_filter = LogFilter(grep=re.compile("line .*7$"), tail=2)
+    assert read_lines(run, record, log_filter) == [
         "rank 0 line 87", "rank 0 line 97", "rank 1 line 87", "rank 1 line 97",
     ]  # fmt: skip
 
@@ -183,5 +183,5 @@ def test_a_line_without_a_timestamp_is_filtered_like_the_line_before(run: Run, r
     stamps = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now - ago)) for ago in (300, 100, 10)]
     text = "first of all\n" + "".join(f"{stamp} line\nmore of it\n" for stamp in stamps)
     run.write(0, text.encode())
-    wanted = LogFilter(since=now - 200, until=now - 50)
-    assert read_lines(run, record, wanted) == ["first of all", f"{stamps[1]} line", "more of it"]
+    log_filter = LogFilter(since=now - 200, until=now - 50)
+    assert read_lines(run, record, log_filter) == ["first of all", f"{stamps[1]} line", "more of it"]

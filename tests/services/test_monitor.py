@@ -53,8 +53,8 @@ class Window:
         env = {"XDG_CACHE_HOME": str(folder), "PATH": "/nowhere"}
         self.context = Context(cwd=folder, env=env, clock=lambda: slurm.now)
         profile = ClusterProfile(name="c", slurm=SlurmCustoms(min_poll_s=min_poll_s))
-        known = LoadedProfile(profile=profile, path=folder)
-        self.cluster = ActiveCluster(known, cast("Scheduler", self), LocalTransport(), "")
+        loaded_profile = LoadedProfile(profile=profile, path=folder)
+        self.cluster = ActiveCluster(loaded_profile, cast("Scheduler", self), LocalTransport(), "")
 
     def query(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
         self.requests += 2
@@ -73,7 +73,7 @@ class Window:
         return self.recall(job_ids)
 
     def recall(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
-        return {job_id: [one for one in self.memory.jobs if one.job_id == job_id] for job_id in job_ids}
+        return {job_id: [job for job in self.memory.jobs if job.job_id == job_id] for job_id in job_ids}
 
     def runs(self, job_id: str) -> Sequence[JobStatus]:
         raise NotImplementedError
@@ -198,9 +198,9 @@ def test_f55_without_an_answer_the_last_snapshot_is_shown_with_its_age(
     slurm.down = True
     slurm.now += 100
     for window in windows:
-        heard = window.look()
-        assert (heard.observed_at, heard.trouble) == (asked_at, "squeue: the controller is down")
-        assert heard.jobs["1"][0].state is JobState.RUNNING
+        result = window.look()
+        assert (result.observed_at, result.trouble) == (asked_at, "squeue: the controller is down")
+        assert result.jobs["1"][0].state is JobState.RUNNING
     assert slurm.asked == 4
     assert count_requests(windows, 60) <= 2 * 9  # ever more rarely: after 1, 2, 4, 8 minutes, then every 10
     slurm.down = False
@@ -217,9 +217,9 @@ def test_f55_without_an_answer_after_an_action_no_snapshot_is_shown(
     with monitor.invalidating_cache(windows[0].context, windows[0].cluster):
         pass
     for need in (HAND, WINDOW):
-        heard = windows[1].look(need)
-        assert not heard.jobs
-        assert heard.trouble == "squeue: the controller is down"
+        result = windows[1].look(need)
+        assert not result.jobs
+        assert result.trouble == "squeue: the controller is down"
 
 
 def test_f21_a_slow_scheduler_is_queried_less_often(windows: list[Window], slurm: Slurm) -> None:
@@ -260,9 +260,9 @@ def test_f76_a_malformed_queue_cache_is_replaced(windows: list[Window], slurm: S
 
 def test_f76_a_truncated_queue_cache_is_ignored(windows: list[Window]) -> None:
     windows[0].look()
-    whole = windows[0].files[".json"].read_bytes()
-    for end in range(0, len(whole), 7):
-        windows[0].files[".json"].write_bytes(whole[:end])
+    data = windows[0].files[".json"].read_bytes()
+    for end in range(0, len(data), 7):
+        windows[0].files[".json"].write_bytes(data[:end])
         assert windows[1].state() is JobState.RUNNING
 
 
@@ -273,9 +273,9 @@ def test_c26_a_link_or_fifo_in_place_of_the_queue_cache_is_not_followed(
     path = windows[0].files[".json"]
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    kept = (tmp_path / "elsewhere").read_bytes()
+    data = (tmp_path / "elsewhere").read_bytes()
     assert windows[1].state() is JobState.RUNNING
-    assert (tmp_path / "elsewhere").read_bytes() == kept
+    assert (tmp_path / "elsewhere").read_bytes() == data
     path.unlink()
     os.mkfifo(path)
     assert windows[1].state() is JobState.RUNNING
@@ -335,14 +335,14 @@ def test_f77_only_one_process_queries_at_a_time(windows: list[Window], slurm: Sl
     with lock_holder(path) as process:
         assert windows[1].look(WINDOW).observed_at == slurm.now - 100  # a window does not wait
         assert slurm.asked == 2
-        found: list[QueueSnapshot] = []
-        by_hand = threading.Thread(target=lambda: found.append(windows[2].look()))
+        result: list[QueueSnapshot] = []
+        by_hand = threading.Thread(target=lambda: result.append(windows[2].look()))
         by_hand.start()
         # The other process writes what it heard, though it still holds the lock.
         shared = windows[0].cache.read()
         windows[0].cache.write(replace(shared, memory=replace(shared.memory, asked_at=slurm.now)))
         by_hand.join(60)
-        assert found[0].observed_at == slurm.now
+        assert result[0].observed_at == slurm.now
         assert slurm.asked == 2
         process.kill()
         process.wait()

@@ -67,7 +67,7 @@ def other_user(context: Context, tmp_path: Path) -> Context:
 def record(tmp_path: Path, *events: dict[str, Any], **more: Any) -> JobRecord:
     run = tmp_path / "run"
     run.mkdir(exist_ok=True)
-    (run / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     values = {
         "token": "t",
         "script_hash": "",
@@ -96,7 +96,7 @@ def exclusion_event(
 
 
 def bad_node_names(context: Context, cluster: ActiveCluster) -> list[str]:
-    return [one.node for one in bad_nodes.read_notes(context, cluster).notes]
+    return [note.node for note in bad_nodes.read_notes(context, cluster).notes]
 
 
 def choose_nodes_to_exclude(
@@ -121,9 +121,9 @@ def test_a_node_excluded_by_a_run_is_added_to_the_bad_node_list_once(
     )
     for _ in range(3):
         bad_nodes.store_run_notes(context, run)
-    [found] = bad_nodes.read_notes(context, cluster).notes
-    assert (found.node, found.job, found.reason) == ("n2", "17", "health: gpus: 7 of 8 GPUs answer")
-    assert found.expires == NOW - 60 + 3 * DAY
+    [note] = bad_nodes.read_notes(context, cluster).notes
+    assert (note.node, note.job, note.reason) == ("n2", "17", "health: gpus: 7 of 8 GPUs answer")
+    assert note.expires == NOW - 60 + 3 * DAY
     assert len((tmp_path / "team.jsonl").read_text().splitlines()) == 1
 
 
@@ -184,13 +184,13 @@ def test_a_run_whose_profile_was_deleted_adds_no_node_and_no_error(context: Cont
 def test_a_team_shares_its_bad_node_list(context: Context, cluster: ActiveCluster, tmp_path: Path) -> None:
     second = other_user(context, tmp_path)
     bad_nodes.add(context, cluster, ["n1", "n2"], "PSU\x1b[31m fails", 7 * DAY)
-    found = bad_nodes.read_notes(second, cluster)
-    assert [one.node for one in found.notes] == ["n1", "n2"]
-    assert found.shared == {"n1", "n2"}
-    assert found.notes[0].reason.isprintable()
+    result = bad_nodes.read_notes(second, cluster)
+    assert [note.node for note in result.notes] == ["n1", "n2"]
+    assert result.shared == {"n1", "n2"}
+    assert result.notes[0].reason.isprintable()
     bad_nodes.remove(second, cluster, ["n1"])
     assert bad_node_names(context, cluster) == ["n2"]
-    assert [one["shared"] for one in bad_nodes.values(bad_nodes.read_notes(context, cluster))] == [True]
+    assert [item["shared"] for item in bad_nodes.values(bad_nodes.read_notes(context, cluster))] == [True]
 
 
 def test_an_unusable_team_file_is_reported_and_does_not_stop_a_submission(
@@ -199,9 +199,9 @@ def test_an_unusable_team_file_is_reported_and_does_not_stop_a_submission(
     (tmp_path / "team.jsonl").mkdir()
     notes, trouble = bad_nodes.add(context, cluster, ["n1"], "by hand", DAY)
     assert (notes[0].node, "team.jsonl: Is a directory" in trouble) == ("n1", True)
-    found = choose_nodes_to_exclude(context, cluster)
-    assert found.value == "n1"
-    assert "cannot use the team's bad-node list" in found.notices[0]
+    nodes_to_exclude = choose_nodes_to_exclude(context, cluster)
+    assert nodes_to_exclude.value == "n1"
+    assert "cannot use the team's bad-node list" in nodes_to_exclude.notices[0]
     paths = replace(cluster.profile.paths, node_memory="$NOT_SET/nodes")
     unset = cluster.with_profile(replace(cluster.profile, paths=paths))
     assert "is not absolute on the login node" in bad_nodes.read_notes(context, unset).trouble
@@ -221,9 +221,9 @@ def test_an_empty_bad_node_list_causes_no_node_query(
 def test_bad_nodes_are_excluded_and_named(context: Context, cluster: ActiveCluster, tmp_path: Path) -> None:
     bad_nodes.store_run_notes(context, record(tmp_path, exclusion_event("n2", "Xid 79")))
     bad_nodes.add(context, cluster, ["n3", "elsewhere"], "slow", 7 * DAY)
-    found = choose_nodes_to_exclude(context, cluster)
-    assert found.value == "n[2-3]"
-    assert found.notices == [
+    nodes_to_exclude = choose_nodes_to_exclude(context, cluster)
+    assert nodes_to_exclude.value == "n[2-3]"
+    assert nodes_to_exclude.notices == [
         f"2 bad nodes excluded: n2 (Xid 79 on {THEN}), n3 (slow on {THEN}); --no-node-memory keeps bad nodes",
     ]
     assert choose_nodes_to_exclude(context, cluster, exclude="n4").value == "n4,n[2-3]"
@@ -234,9 +234,11 @@ def test_bad_nodes_are_excluded_and_named(context: Context, cluster: ActiveClust
 
 def test_nodelist_takes_precedence_over_the_bad_node_list(context: Context, cluster: ActiveCluster) -> None:
     bad_nodes.add(context, cluster, ["n1", "n2"], "slow", 7 * DAY)
-    found = choose_nodes_to_exclude(context, cluster, nodelist="n[2-3]")
-    assert found.value == "n1"
-    assert found.notices[0] == f"--nodelist requests nodes of the bad-node list: n2 (slow on {THEN})"
+    nodes_to_exclude = choose_nodes_to_exclude(context, cluster, nodelist="n[2-3]")
+    assert nodes_to_exclude.value == "n1"
+    assert (
+        nodes_to_exclude.notices[0] == f"--nodelist requests nodes of the bad-node list: n2 (slow on {THEN})"
+    )
 
 
 def test_bad_nodes_are_not_excluded_if_too_few_nodes_would_remain(
@@ -244,9 +246,9 @@ def test_bad_nodes_are_not_excluded_if_too_few_nodes_would_remain(
 ) -> None:
     bad_nodes.add(context, cluster, ["n1", "n2"], "slow", 7 * DAY)
     assert choose_nodes_to_exclude(context, cluster, nodes=2).value == "n[1-2]"
-    found = choose_nodes_to_exclude(context, cluster, nodes=3, spare=1)
-    assert found.value is None
-    assert found.notices[0].startswith(
+    nodes_to_exclude = choose_nodes_to_exclude(context, cluster, nodes=3, spare=1)
+    assert nodes_to_exclude.value is None
+    assert nodes_to_exclude.notices[0].startswith(
         "nodes of the bad-node list are not excluded, because the job could not run without them: n1 (slow"
     )
     assert (
@@ -289,9 +291,9 @@ def test_a_node_recorded_by_a_supervisor_is_excluded_immediately(
     write_supervisor_note(tmp_path / "root", "n2")
     write_supervisor_note(tmp_path / "root", "n3", cluster="another")
     write_supervisor_note(tmp_path / "root", "n4", ago=4 * DAY)
-    found = choose_nodes_to_exclude(context, cluster)
-    assert found.value == "n2"
-    assert found.notices == [
+    nodes_to_exclude = choose_nodes_to_exclude(context, cluster)
+    assert nodes_to_exclude.value == "n2"
+    assert nodes_to_exclude.notices == [
         f"1 bad node excluded: n2 (node is DOWN on {THEN}); --no-node-memory keeps bad nodes",
     ]
     assert bad_nodes.remove(context, cluster, ["n2"]) == (["n2"], "")
@@ -307,8 +309,8 @@ def test_supervisor_notes_are_read_from_all_known_run_roots(
     write_supervisor_note(tmp_path / "two", "n3")
     assert bad_node_names(context, cluster) == ["n2"]
     request = JobRequest(script="train.py", run_root=str(tmp_path / "two"))
-    found = bad_nodes.read_notes(context, cluster, request)
-    assert [one.node for one in found.notes] == ["n2", "n3"]
+    result = bad_nodes.read_notes(context, cluster, request)
+    assert [note.node for note in result.notes] == ["n2", "n3"]
 
 
 @pytest.mark.parametrize("fault", ["writable", "link", "foreign", "folder", "text"])
@@ -339,7 +341,7 @@ def test_supervisor_notes_that_other_users_could_write_are_ignored(
 def test_the_worker_program_reads_the_same_supervisor_notes(tmp_path: Path) -> None:
     write_supervisor_note(tmp_path / "root", "n2")
     lines = answer({"run_roots": [str(tmp_path / "root"), str(tmp_path / "none")]})["lines"]
-    assert [json.loads(one)["node"] for one in lines] == ["n2"]
+    assert [json.loads(line)["node"] for line in lines] == ["n2"]
 
 
 class LoginNode(LocalTransport):

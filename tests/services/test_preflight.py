@@ -160,7 +160,7 @@ def test_f10_all_exceeded_account_limits_are_reported_together(
     )
     with pytest.raises(RequestInvalid) as caught:
         prepare(context, request, standalone=False)
-    said = "\n".join(caught.value.problems)
+    text = "\n".join(caught.value.problems)
     for words in (
         "00:20:00 (MaxWall)",
         "5 array tasks",
@@ -168,7 +168,7 @@ def test_f10_all_exceeded_account_limits_are_reported_together(
         "node=2 (GrpTRES)",
         "you cannot use QOS 'mine'",
     ):
-        assert words in said
+        assert words in text
     with pytest.raises(RequestInvalid, match=f"you have no account 'other'.*yours: lab.*{limited_account}"):
         prepare_job(context, "slurm", account="other")
 
@@ -179,6 +179,6 @@ def test_an_account_missing_in_the_cache_is_looked_up_again(
 ) -> None:
     context.env = {**context.env, **slurm_env.env, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     prepare_job(context, "slurm", account="lab")
-    [kept] = (tmp_path / "cache/dtslurm/sites").glob("*accounts.json")
-    kept.write_text(kept.read_text().replace("lab|", "gone|"))
+    [path] = (tmp_path / "cache/dtslurm/sites").glob("*accounts.json")
+    path.write_text(path.read_text().replace("lab|", "gone|"))
     assert prepare_job(context, "slurm", account="lab").submission.spec.resources.account == "lab"

@@ -67,8 +67,8 @@ QUEUED = "\x1egpu\n11\n\x1ecpu\n12\n"
 def test_probe_results_are_returned_and_the_probe_folder_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     site = Site(QUEUED, {"0.out": ""}, {"0.out": "motd\n" + SEEN, "1.out": SEEN}, states=None)
-    found = run_probes(monkeypatch, site, said)
-    assert [(one.name, one.job_id, one.seen["cpus"], one.problem) for one in found] == [
+    result = run_probes(monkeypatch, site, said)
+    assert [(item.name, item.job_id, item.seen["cpus"], item.problem) for item in result] == [
         ("gpu", "11", 8, ""), ("cpu", "12", 8, ""),
     ]  # fmt: skip
     assert said == ["probe job 11, 12 queued; waiting for 30 s at most"]
@@ -94,12 +94,17 @@ def test_probe_jobs_that_do_not_start_in_time_are_cancelled(monkeypatch: pytest.
 
 def test_a_probe_without_an_answer_of_the_scheduler_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(QUEUED, {}, states=SlurmUnavailable("no controller"))
-    assert [one.problem for one in run_probes(monkeypatch, site)] == ["the probe did not answer in time"] * 2
+    assert [item.problem for item in run_probes(monkeypatch, site)] == [
+        "the probe did not answer in time"
+    ] * 2
 
 
 def test_probe_jobs_that_failed_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(QUEUED, {}, states=JobStatus(job_id="x", state=JobState.FAILED))
-    assert [one.problem for one in run_probes(monkeypatch, site)] == ["job 11 is FAILED", "job 12 is FAILED"]
+    assert [item.problem for item in run_probes(monkeypatch, site)] == [
+        "job 11 is FAILED",
+        "job 12 is FAILED",
+    ]
     assert site.now < 30
 
 

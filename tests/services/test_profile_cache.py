@@ -118,9 +118,9 @@ def test_a_profile_cache_that_others_can_write_is_ignored(work_folder: tuple[Pat
     cwd, env = work_folder
     profile_cache.load("slurm", cwd=cwd, env=env)
     [path] = profile_cache.folder(env).glob("*.json")
-    told = json.loads(path.read_text())
-    told["profile"]["slurm"]["account"] = "planted"
-    path.write_text(json.dumps(told))
+    document = json.loads(path.read_text())
+    document["profile"]["slurm"]["account"] = "planted"
+    path.write_text(json.dumps(document))
     path.chmod(0o666)
     os.utime(path, (LONG_AGO, LONG_AGO))
     assert profile_cache.load("slurm", cwd=cwd, env=env).profile.slurm.account is None

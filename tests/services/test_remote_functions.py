@@ -60,7 +60,7 @@ def test_the_interpreter_of_a_function_follows_option_profile_and_container() ->
 
 def test_an_interpreter_with_incompatible_versions_is_refused() -> None:
     [name, *_] = _MUST_MATCH
-    for values, told in (
+    for values, result in (
         ({"python": "2.7.18"}, "and 2.7.18 on login1; pickled functions need the same version"),
         ({name: ""}, f"login1 has no {name}; run pip install {name}=="),
         ({name: "999.1"}, f"{name} is {metadata.version(name)} on this machine and 999.1 on login1"),
@@ -68,7 +68,7 @@ def test_an_interpreter_with_incompatible_versions_is_refused() -> None:
         with pytest.raises(RequestInvalid) as caught:
             function_python(fake_cluster(python_versions(**values)))
         [problem] = caught.value.problems
-        assert told in problem
+        assert result in problem
         assert "the interpreter on the cluster is python3" in caught.value.hint
 
 

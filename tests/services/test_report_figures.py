@@ -18,8 +18,8 @@ def test_a_curve_needs_two_points_that_are_numbers() -> None:
         TrainPoint(tokens_per_s=8.0),
     )
     curves = report._curves({0: points})
-    found = {one["label"]: (one["steps"], one["lines"][0]["values"]) for one in curves}
-    assert found == {"loss": ((1, 3), (2.0, 1.0)), "tokens/s": ((3, 4), (7.0, 8.0))}
+    result = {curve["label"]: (curve["steps"], curve["lines"][0]["values"]) for curve in curves}
+    assert result == {"loss": ((1, 3), (2.0, 1.0)), "tokens/s": ((3, 4), (7.0, 8.0))}
 
 
 def test_curves_join_the_attempts_and_mark_restarts() -> None:

@@ -52,7 +52,7 @@ def replace_views(monkeypatch: pytest.MonkeyPatch, *views: RunView | Exception) 
     waiting = list(views)
 
     def said(_: Context, records: list[JobRecord]) -> list[RunView]:
-        asked.append([one.token for one in records])
+        asked.append([record.token for record in records])
         if not records:
             return []
         answer = waiting.pop(0)
@@ -228,8 +228,10 @@ def test_the_gpu_count_of_a_row_comes_from_the_run_directory(
     run, bare, odd = run_record(tmp_path, 1), run_record(tmp_path, 2), run_record(tmp_path, 3)
     write_job_file(run, layout={"nodes": 3, "gpus_per_node": 4})
     write_job_file(odd, layout="none")
-    replace_views(monkeypatch, *(RunView(one, (job_status(one.job_id or ""),)) for one in (run, bare, odd)))
-    sizes = [ClusterReader(context, "hpc").read([one])[0][0].gpus for one in (run, bare, odd)]
+    replace_views(
+        monkeypatch, *(RunView(item, (job_status(item.job_id or ""),)) for item in (run, bare, odd))
+    )
+    sizes = [ClusterReader(context, "hpc").read([item])[0][0].gpus for item in (run, bare, odd)]
     assert sizes == [12, None, None]
 
 
@@ -241,13 +243,13 @@ def test_by_cluster_groups_runs_skips_unreadable_ones_and_reuses_unchanged_recor
         run_record(tmp_path, 2),
         run_record(tmp_path, 3, cluster="far"),
     )
-    for one in (alive, broken, other):
-        write_job_file(one)
-        context.index.put(one)
+    for item in (alive, broken, other):
+        write_job_file(item)
+        context.index.put(item)
     (Path(broken.run_dir) / "job.json").write_text(json.dumps({"schema": 99}))
     runs = Runs(context)
     first = runs.by_cluster()
-    assert {key[0]: [one.token for one in found] for key, found in first.items()} == {
+    assert {key[0]: [item.token for item in result] for key, result in first.items()} == {
         "far": [other.token], "hpc": [alive.token],
     }  # fmt: skip
     again = runs.by_cluster()

@@ -69,13 +69,13 @@ def test_a_note_of_another_name_inserts_nothing(context: Context, tmp_path: Path
 
 def test_recent_and_find_skip_runs_of_other_clusters_and_deleted_runs(context: Context) -> None:
     mine = create_run(context, 1, "mine", "101")
-    others = [create_run(context, number, "theirs", f"10{number}") for number in (2, 3, 4)]
+    runs = [create_run(context, number, "theirs", f"10{number}") for number in (2, 3, 4)]
     assert recent(context, 1, "mine") == [mine]
     assert find(context, None, "mine") == mine
-    assert recent(context, 2) == [others[2], others[1]]
-    shutil.rmtree(others[2].run_dir)
-    shutil.rmtree(others[1].run_dir)
-    assert recent(context, 2) == [others[0], mine]
+    assert recent(context, 2) == [runs[2], runs[1]]
+    shutil.rmtree(runs[2].run_dir)
+    shutil.rmtree(runs[1].run_dir)
+    assert recent(context, 2) == [runs[0], mine]
 
 
 def test_a_lost_index_is_rebuilt_from_the_home_folder(context: Context) -> None:

@@ -70,10 +70,10 @@ def test_a_locked_keyring_is_treated_as_empty(monkeypatch: pytest.MonkeyPatch) -
 def test_the_secrets_file_preserves_all_bytes_of_a_value(tmp_path: Path) -> None:
     value = "a'b\"$(false)\n\udcff`x`"
     (tmp_path / "secrets").write_bytes(shell_file({"TOKEN": value}))
-    said = subprocess.run(
+    result = subprocess.run(
         ["sh", "-c", '. ./secrets; printf %s "$TOKEN"'], cwd=tmp_path, capture_output=True, check=True
     )
-    assert said.stdout == value.encode("utf-8", "surrogateescape")
+    assert result.stdout == value.encode("utf-8", "surrogateescape")
 
 
 @pytest.mark.parametrize(

@@ -59,29 +59,29 @@ def test_the_staging_destination_is_the_local_disk_of_the_profile(context: Conte
     assert 'export DTSLURM_STAGED_DATA="$TMPDIR/data"' in prepared.submission.script
     assert any("--gres=nvme:100" in line for line in prepared.submission.notices)
     granted = staging_request(context, stage_in=(f"{tmp_path}/data",), sbatch=("--gres=nvme:200",))
-    told = prepare(context, granted, standalone=False).submission.notices
-    assert not any("nvme" in line for line in told)
+    notices = prepare(context, granted, standalone=False).submission.notices
+    assert not any("nvme" in line for line in notices)
 
 
 def test_data_that_exceed_the_local_disk_are_reported(context: Context, tmp_path: Path) -> None:
     request = staging_request(context, "2M", stage_in=(f"{tmp_path}/data",))
     prepared = prepare(context, request, standalone=False)
-    [told] = staging.sizes(prepared.cluster, prepared.submission.spec)
-    assert "3.0 MiB do not fit on $TMPDIR, which has 2.0 MiB" in told
+    [result] = staging.sizes(prepared.cluster, prepared.submission.spec)
+    assert "3.0 MiB do not fit on $TMPDIR, which has 2.0 MiB" in result
 
 
 def test_a_missing_staging_source_is_reported(context: Context, tmp_path: Path) -> None:
     prepared = prepare(context, staging_request(context, stage_in=(f"{tmp_path}/dta",)), standalone=False)
-    [told] = staging.sizes(prepared.cluster, prepared.submission.spec)
-    assert f"{tmp_path}/dta does not exist on lab" in told
+    [result] = staging.sizes(prepared.cluster, prepared.submission.spec)
+    assert f"{tmp_path}/dta does not exist on lab" in result
 
 
 def test_all_staging_problems_are_reported_together(context: Context, tmp_path: Path) -> None:
     texts = (f"{tmp_path}/data:x", f"{tmp_path}/data:/a/d", "/b/data:/b/d", "/c:/d:shards=gpu")
-    told = refusal_text(context, staging_request(context, stage_in=texts, stage_out=("results",)))
-    assert told.count("--stage ") == 3
-    assert "also has the name data" in told
-    assert "--stage-out results" in told
+    result = refusal_text(context, staging_request(context, stage_in=texts, stage_out=("results",)))
+    assert result.count("--stage ") == 3
+    assert "also has the name data" in result
+    assert "--stage-out results" in result
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_equal_or_nested_staging_paths_are_refused(
 
 
 def test_two_results_with_the_same_destination_are_refused(context: Context) -> None:
-    told = refusal_text(context, staging_request(context, stage_out=("$TMPDIR/a:out", "$TMPDIR/b:out")))
-    assert "--stage-out $TMPDIR/b:out: $TMPDIR/a is also copied to out" in told
+    result = refusal_text(context, staging_request(context, stage_out=("$TMPDIR/a:out", "$TMPDIR/b:out")))
+    assert "--stage-out $TMPDIR/b:out: $TMPDIR/a is also copied to out" in result
 
 
 def test_separate_staging_destinations_are_accepted(context: Context, tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_separate_staging_destinations_are_accepted(context: Context, tmp_path: 
 def test_method_unpack_of_a_folder_is_reported(context: Context, tmp_path: Path) -> None:
     request = staging_request(context, stage_in=(f"{tmp_path}/data::method=unpack", f"{tmp_path}/data/x.bin"))
     prepared = prepare(context, request, standalone=False)
-    [told] = staging.sizes(prepared.cluster, prepared.submission.spec)
-    assert told.endswith("data is a folder on lab; method=unpack needs an archive file")
+    [result] = staging.sizes(prepared.cluster, prepared.submission.spec)
+    assert result.endswith("data is a folder on lab; method=unpack needs an archive file")
 
 
 def test_a_standalone_script_stages_data_with_shell_commands(context: Context, tmp_path: Path) -> None:

@@ -108,10 +108,10 @@ def test_the_expectations_of_the_health_check_come_from_the_profile(tmp_path: Pa
     )
     made = prepare(Context(cwd=tmp_path), replace(request, health_check=True), standalone=True)
     [data] = supervision.health_file(made.submission, made.cluster.profile).values()
-    wanted = json.loads(data)
-    assert (wanted["gpus"], wanted["vendor"], wanted["intra_node"]) == (8, "nvidia", "nvswitch")
-    assert (wanted["rdma"], wanted["nic_count"], wanted["rate_gbps"]) == (True, 8, 200)
-    assert (wanted["framework"], wanted["rendezvous"]) == ("torch", True)
+    document = json.loads(data)
+    assert (document["gpus"], document["vendor"], document["intra_node"]) == (8, "nvidia", "nvswitch")
+    assert (document["rdma"], document["nic_count"], document["rate_gbps"]) == (True, 8, 200)
+    assert (document["framework"], document["rendezvous"]) == ("torch", True)
     assert "--health-check --max-restarts=0" in made.submission.script
     off = prepare(
         Context(cwd=tmp_path), replace(request, max_restarts=1, health_check=False), standalone=True

@@ -76,14 +76,19 @@ def test_telemetry_combines_ranks_logs_and_records(run_files: RunFiles) -> None:
     run_files.rank(0)
     run_files.rank(1, log=b"", ended=1010, exit_code=1)
     os.utime(run_files.file("logs", "rank-0.log"), (time.time() - 90,) * 2)
-    seen = read_telemetry(Context(), record_of(run_files))
-    assert (seen.attempt, seen.attempts, seen.world_size, set(seen.ranks)) == (0, (0,), 3, {0, 1})
-    first, second = seen.ranks[0], seen.ranks[1]
+    telemetry = read_telemetry(Context(), record_of(run_files))
+    assert (telemetry.attempt, telemetry.attempts, telemetry.world_size, set(telemetry.ranks)) == (
+        0,
+        (0,),
+        3,
+        {0, 1},
+    )
+    first, second = telemetry.ranks[0], telemetry.ranks[1]
     assert (first.bytes, first.host, first.pid, first.running) == (6, "n1", 100, True)
-    assert 89 <= (seen.silent_s(0) or 0) < 200
+    assert 89 <= (telemetry.silent_s(0) or 0) < 200
     assert (second.last_output_at, second.exit_code, second.running) == (None, 1, False)
-    assert seen.silent_s(1) is None
-    assert seen.silent_s(2) is None
+    assert telemetry.silent_s(1) is None
+    assert telemetry.silent_s(2) is None
 
 
 def test_the_files_of_nodes_make_the_same_picture(run_files: RunFiles) -> None:
@@ -98,11 +103,15 @@ def test_the_files_of_nodes_make_the_same_picture(run_files: RunFiles) -> None:
         "".join(json.dumps(record) + "\n" for record in records)
     )
     run_files.file("ranks", "first-failure").write_text("2 1\n")
-    seen = read_telemetry(Context(), record_of(run_files))
-    assert (seen.ranks[2].bytes, seen.ranks[2].exit_code, seen.ranks[2].host) == (20, 1, "n2")
-    assert 89 <= (seen.silent_s(2) or 90) < 200
-    assert (seen.ranks[3].bytes, seen.ranks[3].last_output_at, seen.ranks[3].running) == (0, None, True)
-    assert seen.first_failure == FirstFailure(rank=2, exit_code=1, error="ValueError: bad")
+    telemetry = read_telemetry(Context(), record_of(run_files))
+    assert (telemetry.ranks[2].bytes, telemetry.ranks[2].exit_code, telemetry.ranks[2].host) == (20, 1, "n2")
+    assert 89 <= (telemetry.silent_s(2) or 90) < 200
+    assert (telemetry.ranks[3].bytes, telemetry.ranks[3].last_output_at, telemetry.ranks[3].running) == (
+        0,
+        None,
+        True,
+    )
+    assert telemetry.first_failure == FirstFailure(rank=2, exit_code=1, error="ValueError: bad")
 
 
 def test_a_second_read_returns_only_new_records(run_files: RunFiles) -> None:
@@ -187,21 +196,21 @@ def test_telemetry_contains_the_newest_sample_of_each_node_and_its_rates(
     run_files.start(16)
     for rank in (0, 1, 10):
         write_samples(run_files, rank, 200, padding=padding)
-    seen = read_telemetry(Context(), record_of(run_files))
-    assert [item.node_rank for item in seen.nodes] == [0, 1, 10]
-    assert seen.nodes[0].time == 1e9 + 199 * 5
-    gpu = seen.nodes[0].gpus[0]
+    telemetry = read_telemetry(Context(), record_of(run_files))
+    assert [item.node_rank for item in telemetry.nodes] == [0, 1, 10]
+    assert telemetry.nodes[0].time == 1e9 + 199 * 5
+    gpu = telemetry.nodes[0].gpus[0]
     assert (gpu.util, gpu.memory_used, gpu.throttle, gpu.xid) == (97, 80 << 30, ("power",), (79,))
-    assert (gpu.temperature_c, seen.nodes[0].load, seen.nodes[0].cgroup_limit) == (None, None, None)
-    assert 55 <= seen.nodes[0].time - seen.nodes_before[0].time <= 75
-    assert seen.rates(10) == {"mlx5_0": (1000.0, 2000.0)}
+    assert (gpu.temperature_c, telemetry.nodes[0].load, telemetry.nodes[0].cgroup_limit) == (None, None, None)
+    assert 55 <= telemetry.nodes[0].time - telemetry.nodes_before[0].time <= 75
+    assert telemetry.rates(10) == {"mlx5_0": (1000.0, 2000.0)}
 
 
 def test_a_single_sample_has_no_rate(run_files: RunFiles) -> None:
     run_files.start(1)
     write_samples(run_files, 0, 1)
-    seen = read_telemetry(Context(), record_of(run_files))
-    assert (len(seen.nodes), seen.nodes_before, seen.rates(0)) == (1, (), {})
+    telemetry = read_telemetry(Context(), record_of(run_files))
+    assert (len(telemetry.nodes), telemetry.nodes_before, telemetry.rates(0)) == (1, (), {})
 
 
 def test_counters_or_clocks_that_decrease_have_no_rate(run_files: RunFiles) -> None:
@@ -210,8 +219,8 @@ def test_counters_or_clocks_that_decrease_have_no_rate(run_files: RunFiles) -> N
     run_files.lines("node-0.jsonl", *({**SAMPLE, "time": 100 + 60 * k, "nics": nics[k]} for k in (0, 1)))
     assert read_telemetry(Context(), record_of(run_files)).rates(0) == {}
     run_files.lines("node-0.jsonl", {**SAMPLE, "time": 50, "nics": {"a": {"rx_bytes": 100, "tx_bytes": 100}}})
-    seen = read_telemetry(Context(), record_of(run_files))
-    assert (seen.nodes[0].time, seen.rates(0)) == (50, {})
+    telemetry = read_telemetry(Context(), record_of(run_files))
+    assert (telemetry.nodes[0].time, telemetry.rates(0)) == (50, {})
 
 
 def test_malformed_telemetry_files_are_skipped(run_files: RunFiles) -> None:
@@ -235,12 +244,12 @@ def test_malformed_telemetry_files_are_skipped(run_files: RunFiles) -> None:
         '{"loss": "nan", "step": 1e400}',
     )  # fmt: skip
     (run_files.folder / "events.jsonl").write_bytes(b'\xff{"event": 1}\n{"event": "ended"}\n{"ev')
-    seen = read_telemetry(Context(), record_of(run_files))
-    assert (seen.world_size, set(seen.ranks)) == (None, {0, 1})
-    assert (seen.ranks[1].started, seen.ranks[1].pid, seen.ranks[1].host) == (None, None, "")
-    assert [(item.node_rank, item.nics) for item in seen.nodes] == [(0, {}), (0, {})]
-    assert seen.nodes[0].gpus[0].util is None
-    lost, huge, text = seen.train
+    telemetry = read_telemetry(Context(), record_of(run_files))
+    assert (telemetry.world_size, set(telemetry.ranks)) == (None, {0, 1})
+    assert (telemetry.ranks[1].started, telemetry.ranks[1].pid, telemetry.ranks[1].host) == (None, None, "")
+    assert [(item.node_rank, item.nics) for item in telemetry.nodes] == [(0, {}), (0, {})]
+    assert telemetry.nodes[0].gpus[0].util is None
+    lost, huge, text = telemetry.train
     assert lost.loss is not None
     assert math.isnan(lost.loss)
     assert (lost.step, lost.grad_norm) == (5, math.inf)
@@ -248,12 +257,12 @@ def test_malformed_telemetry_files_are_skipped(run_files: RunFiles) -> None:
     assert text.loss is not None
     assert math.isnan(text.loss)
     assert text.step is None
-    assert [event["event"] for event in seen.events] == ["ended"]
+    assert [event["event"] for event in telemetry.events] == ["ended"]
 
 
 def test_telemetry_of_a_run_without_files_is_empty(run_files: RunFiles) -> None:
-    seen = read_telemetry(Context(), record_of(run_files))
-    assert (seen.attempt, seen.ranks, seen.nodes, seen.train) == (None, {}, (), ())
+    telemetry = read_telemetry(Context(), record_of(run_files))
+    assert (telemetry.attempt, telemetry.ranks, telemetry.nodes, telemetry.train) == (None, {}, (), ())
     with pytest.raises(RequestInvalid, match="7 has no attempt 3: the run has not started"):
         read_telemetry(Context(), record_of(run_files), RunPart(attempt=3))
     gone = read_telemetry(Context(), record_of(run_files, run_dir=str(run_files.folder / "gone")))
@@ -275,11 +284,11 @@ def test_many_training_records_are_thinned_and_nan_losses_are_kept(run_files: Ru
     values = [{"step": step, "loss": math.nan if step == 777 else 1.0} for step in range(10_000)]
     values[4321] = {"step": 4321, "eval_loss": 3.0}
     run_files.lines("train.jsonl", *values)
-    seen = read_telemetry(Context(), record_of(run_files), points=100)
-    assert len(seen.train) == 100
-    assert [item.step for item in seen.train][::33] == [99, 3399, 6699, 9999]
-    assert sum(item.loss is not None and math.isnan(item.loss) for item in seen.train) == 1
-    assert sum("eval_loss" in item.other for item in seen.train) == 1
+    telemetry = read_telemetry(Context(), record_of(run_files), points=100)
+    assert len(telemetry.train) == 100
+    assert [item.step for item in telemetry.train][::33] == [99, 3399, 6699, 9999]
+    assert sum(item.loss is not None and math.isnan(item.loss) for item in telemetry.train) == 1
+    assert sum("eval_loss" in item.other for item in telemetry.train) == 1
 
 
 def test_telemetry_of_ten_thousand_ranks_fits_into_one_answer(run_files: RunFiles) -> None:
@@ -294,13 +303,13 @@ def test_telemetry_of_ten_thousand_ranks_fits_into_one_answer(run_files: RunFile
 
 def test_telemetry_is_read_per_array_task(run_files: RunFiles) -> None:
     for task in ("3", "12"):
-        one = RunFiles(run_files.folder / "tasks" / task)
-        one.start(1)
-        one.rank(0, pid=int(task))
+        result = RunFiles(run_files.folder / "tasks" / task)
+        result.start(1)
+        result.rank(0, pid=int(task))
     record = record_of(run_files, array="3-12")
     assert read_telemetry(Context(), record).ranks[0].pid == 3
-    seen = read_telemetry(Context(), record, RunPart(task="12"))
-    assert (seen.ranks[0].pid, seen.task, seen.tasks) == (12, "12", ("3", "12"))
+    telemetry = read_telemetry(Context(), record, RunPart(task="12"))
+    assert (telemetry.ranks[0].pid, telemetry.task, telemetry.tasks) == (12, "12", ("3", "12"))
     for task, said in (
         ("4", "task 4 of 7 has not started"),
         ("../..", "not the index"),
@@ -332,9 +341,13 @@ def test_telemetry_is_read_over_ssh(
     run_files.lines("train.jsonl", {"step": 1, "loss": math.nan})
     record = record_of(run_files, cluster="far", mirror=str(tmp_path / "mirror"))
     context = Context(cwd=tmp_path)
-    seen = read_telemetry(context, record)
-    assert (seen.ranks[0].host, seen.rates(0), seen.train[0].step) == ("n1", {"mlx5_0": (1000.0, 2000.0)}, 1)
-    assert read_telemetry(context, record, previous_telemetry=seen).train == ()
+    telemetry = read_telemetry(context, record)
+    assert (telemetry.ranks[0].host, telemetry.rates(0), telemetry.train[0].step) == (
+        "n1",
+        {"mlx5_0": (1000.0, 2000.0)},
+        1,
+    )
+    assert read_telemetry(context, record, previous_telemetry=telemetry).train == ()
 
 
 TRACEBACK = b"""[rank2]: Traceback (most recent call last):
@@ -355,11 +368,11 @@ def test_the_first_failure_has_its_exception_and_the_line_of_user_code(run_files
     write_failed_rank(run_files)
     assert read_telemetry(Context(), record_of(run_files)).first_failure is None
     run_files.file("ranks", "first-failure").write_text("2 1\n")
-    seen = read_telemetry(Context(), record_of(run_files))
-    assert seen.first_failure == FirstFailure(
+    telemetry = read_telemetry(Context(), record_of(run_files))
+    assert telemetry.first_failure == FirstFailure(
         rank=2, exit_code=1, error="KeyError: 'label'", file="/w/fail.py", line=6
     )
-    assert (seen.ranks[0].told_to_end, seen.ranks[2].told_to_end) == (True, False)
+    assert (telemetry.ranks[0].told_to_end, telemetry.ranks[2].told_to_end) == (True, False)
 
 
 def test_the_earliest_recorded_failure_is_the_first_failure(run_files: RunFiles) -> None:
@@ -367,9 +380,9 @@ def test_the_earliest_recorded_failure_is_the_first_failure(run_files: RunFiles)
     run_files.file("ranks", "0.failure").write_text("1000000000000000200 0 143\n")
     run_files.file("ranks", "2.failure").write_text("1000000000000000100 2 1\n")
     run_files.file("ranks", "3.failure").write_text("half writ")
-    found = read_telemetry(Context(), record_of(run_files)).first_failure
-    assert found is not None
-    assert found.rank == 2
+    first_failure = read_telemetry(Context(), record_of(run_files)).first_failure
+    assert first_failure is not None
+    assert first_failure.rank == 2
 
 
 @pytest.mark.parametrize("words", ["", "nonsense", "2 85", "2 0", "-1 1"])

@@ -133,9 +133,9 @@ CASES: dict[str, tuple[str, list[dict[str, Any]]]] = {
 
 @pytest.fixture
 def run_files(tmp_path: Path) -> RunFiles:
-    one = RunFiles(tmp_path / "run")
-    one.start(16)
-    return one
+    result = RunFiles(tmp_path / "run")
+    result.start(16)
+    return result
 
 
 def read_run(run_files: RunFiles, after: RunTelemetry | None = None, cwd: Path | None = None) -> RunTelemetry:
@@ -153,13 +153,13 @@ def known_values(point: TrainPoint) -> dict[str, Any]:
 def test_metrics_are_parsed_from_the_output_of_a_framework(run_files: RunFiles, name: str) -> None:
     text, expected = CASES[name]
     run_files.rank(0, log=b"Loading checkpoint shards: 100%|##| 2/2 [00:01<00:00, 1.2it/s]\n" + text.encode())
-    seen = read_run(run_files)
-    found = [known_values(point) for point in seen.train]
-    assert len(found) == len(expected)
-    for one, wanted in zip(found, expected, strict=True):
+    run = read_run(run_files)
+    result = [known_values(point) for point in run.train]
+    assert len(result) == len(expected)
+    for item, wanted in zip(result, expected, strict=True):
         for key, value in wanted.items():
-            assert one[key] == pytest.approx(value), (key, one)
-    assert seen.train_from == ("logs" if any("loss" in one for one in expected) else "")
+            assert item[key] == pytest.approx(value), (key, item)
+    assert run.train_from == ("logs" if any("loss" in item for item in expected) else "")
 
 
 def test_metrics_are_parsed_from_the_output_of_plain_scripts(run_files: RunFiles) -> None:
@@ -208,8 +208,8 @@ def test_a_progress_bar_and_its_loss_are_joined_over_two_reads(run_files: RunFil
 def test_metrics_written_by_training_code_take_precedence_over_logs(run_files: RunFiles) -> None:
     run_files.rank(0, log=TQDM.encode())
     run_files.lines("train.jsonl", {"step": 5, "loss": 3.0})
-    seen = read_run(run_files)
-    assert ([(point.step, point.loss) for point in seen.train], seen.train_from) == ([(5, 3.0)], "file")
+    run = read_run(run_files)
+    assert ([(point.step, point.loss) for point in run.train], run.train_from) == ([(5, 3.0)], "file")
 
 
 def test_invalid_bytes_and_very_long_lines_do_not_stop_the_parser(run_files: RunFiles) -> None:

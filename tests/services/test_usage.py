@@ -119,10 +119,10 @@ def test_groups_are_sorted_by_idle_gpu_hours() -> None:
     idle = accounted_job(GpuTime(used=0.1, idle=0.75, power_w=100), account="wasteful")
     busy = accounted_job(GpuTime(used=0.9, idle=0.0, power_w=700), account="busy", job_id="2", gpus=64)
     unknown = accounted_job(account="unknown", job_id="3", gpus=128)
-    told = rows(usage_of(unknown, busy, idle), "account")
-    assert [row.group for row in told] == ["wasteful", "unknown", "busy"]
-    assert (told[0].gpu_hours_idle, told[0].gpu_hours_used, told[0].gpu_kwh) == (3, 0.4, 0.4)
-    assert (told[2].gpu_hours_used, told[2].gpu_kwh) == (57.6, 44.8)
+    result = rows(usage_of(unknown, busy, idle), "account")
+    assert [row.group for row in result] == ["wasteful", "unknown", "busy"]
+    assert (result[0].gpu_hours_idle, result[0].gpu_hours_used, result[0].gpu_kwh) == (3, 0.4, 0.4)
+    assert (result[2].gpu_hours_used, result[2].gpu_kwh) == (57.6, 44.8)
     whole = total("all", [unknown, busy, idle], usage_of())
     assert describe_idle_time(whole) == "3.0 of 68.0 GPU-hours were idle (4%); no samples of 128.0 more"
 
@@ -154,8 +154,12 @@ def test_the_price_is_that_of_the_allocated_gpu_type() -> None:
     assert price(both, "h100") == (3.0, "")
     assert price(both, "") is None
     assert price(both, "v100") is None
-    one = ClusterProfile(name="x", node_types={"a": a100, "cpu": NodeType()})
-    assert (price(one, ""), price(one, "a100"), price(ClusterProfile(name="x"), "a100")) == (
+    cluster_profile = ClusterProfile(name="x", node_types={"a": a100, "cpu": NodeType()})
+    assert (
+        price(cluster_profile, ""),
+        price(cluster_profile, "a100"),
+        price(ClusterProfile(name="x"), "a100"),
+    ) == (
         (1.5, "EUR"),
         (1.5, "EUR"),
         None,
@@ -196,7 +200,7 @@ def test_the_since_option_accepts_durations_and_dates() -> None:
 
 def write_samples(folder: Path, name: str, lines: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text("".join(f"{one}\n" for one in lines))
+    (folder / name).write_text("".join(f"{line}\n" for line in lines))
 
 
 def test_samples_of_all_nodes_attempts_and_tasks_are_summed(tmp_path: Path) -> None:

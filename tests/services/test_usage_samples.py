@@ -76,10 +76,10 @@ def test_usage_skips_a_cluster_whose_profile_was_deleted(monkeypatch: pytest.Mon
         run_record("3"),
         run_record("4", cluster="other"),
     ]
-    found: list[object] = [*service._clusters(Context(), runs, None)]
-    assert found == ["hpc", "other", "local"]
-    found = [*service._clusters(Context(), runs, "named")]
-    assert found == ["named", "hpc", "other"]
+    result: list[object] = [*service._clusters(Context(), runs, None)]
+    assert result == ["hpc", "other", "local"]
+    result = [*service._clusters(Context(), runs, "named")]
+    assert result == ["named", "hpc", "other"]
 
 
 # ---- What a fetch makes of the far side's answers ----
@@ -97,8 +97,8 @@ def test_a_file_that_changed_during_the_copy_is_fetched_again(
     torn = tmp_path / "rank-0.log"
     torn.write_text("half")
     first = Copied(files=[torn], mismatched=[torn], source_files=1, bytes=4)
-    found = fetch_with_answers(monkeypatch, tmp_path, first, Copied(files=[torn], source_files=1, bytes=9))
-    assert (found.files, found.bytes, torn.exists()) == ((torn,), 13, False)
+    result = fetch_with_answers(monkeypatch, tmp_path, first, Copied(files=[torn], source_files=1, bytes=9))
+    assert (result.files, result.bytes, torn.exists()) == ((torn,), 13, False)
 
 
 def test_a_file_that_differs_after_two_copies_is_an_error(

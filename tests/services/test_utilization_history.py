@@ -47,9 +47,9 @@ def test_utilization_is_summarised_for_gpus_and_cpus(
 
 def test_cpus_are_shown_only_without_gpus() -> None:
     both = parse_utilization({"rows": [utilization_row("cpu", 1.0), utilization_row("gpu0", 2.0, None)]})
-    assert [(one.label, one.values) for one in both.main_rows] == [("n1 gpu0", (2.0, None))]
+    assert [(main_row.label, main_row.values) for main_row in both.main_rows] == [("n1 gpu0", (2.0, None))]
     cpus = parse_utilization({"rows": [utilization_row("cpu", 1.0)]})
-    assert ([one.label for one in cpus.main_rows], cpus.unit) == (["n1 cpu"], "CPU")
+    assert ([main_row.label for main_row in cpus.main_rows], cpus.unit) == (["n1 cpu"], "CPU")
 
 
 def test_utilization_values_of_a_wrong_type_are_ignored() -> None:

@@ -24,7 +24,7 @@ def squeue(version: str) -> str:
     records = []
     for line in read(version, "squeue.txt").splitlines()[1:]:
         parts = line.split("|")
-        values = [parts[_SQUEUE[one.name]] if one.name in _SQUEUE else "N/A" for one in SQUEUE]
+        values = [parts[_SQUEUE[item.name]] if item.name in _SQUEUE else "N/A" for item in SQUEUE]
         records.append(FIELD_END.join(values) + RECORD_END)
     return "\n".join(records) + "\n"
 
@@ -36,5 +36,5 @@ def sacct(version: str) -> str:
     for line in lines:
         row = dict(zip(head.split("|"), line.split("|"), strict=True))
         if "." not in row["JobIDRaw"]:
-            records.append(FIELD_END.join(row.get(one.sacct or "", "") for one in SACCT))
+            records.append(FIELD_END.join(row.get(item.sacct or "", "") for item in SACCT))
     return "\n".join(records) + "\n"

@@ -24,14 +24,16 @@ SITE = {
 def ending_behaviour(
     what: str, *, graces: dict[str, int] | None = None, save: float | None = None, **more: str
 ) -> EndingBehaviour:
-    return next(one for one in describe_endings({**SITE, **more}, graces or {}, save) if one.what == what)
+    return next(
+        ending for ending in describe_endings({**SITE, **more}, graces or {}, save) if ending.what == what
+    )
 
 
 def test_f25_f27_the_preemption_signal_and_requeue_behaviour_are_described() -> None:
-    found = ending_behaviour("preemption", graces={"low": 120, "all": 5})
-    assert found.found == "PreemptMode=REQUEUE by partition_prio, grace: 5 s in all, 120 s in low"
-    assert "ranks alone are told, by TERM;" in found.hint
-    assert "this Slurm does not" in found.hint
+    result = ending_behaviour("preemption", graces={"low": 120, "all": 5})
+    assert result.found == "PreemptMode=REQUEUE by partition_prio, grace: 5 s in all, 120 s in low"
+    assert "ranks alone are told, by TERM;" in result.hint
+    assert "this Slurm does not" in result.hint
     assert "this Slurm does not" not in ending_behaviour("preemption", SLURM_VERSION="24.05.1").hint
     assert "the signal asked for" in ending_behaviour("preemption", PreemptParameters="send_user_signal").hint
     assert ending_behaviour("preemption", PreemptType="preempt/qos").found.endswith("grace: by QOS")
@@ -71,10 +73,10 @@ def test_f23_f38_the_requeue_delay_and_a_forbidden_requeue_are_described() -> No
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_endings_of_every_slurm_version_are_described(version: str) -> None:
     config = parse_scontrol.config((DATA / version / "config.txt").read_text())
-    found = {one.what: one.found for one in describe_endings(config, {})}
-    assert found["preemption"] == "none"
-    assert found["end of a job"] == "KillWait=5 s from TERM to KILL"
-    assert found["requeue"] == "a requeued job waits 6 s"
+    result = {ending.what: ending.found for ending in describe_endings(config, {})}
+    assert result["preemption"] == "none"
+    assert result["end of a job"] == "KillWait=5 s from TERM to KILL"
+    assert result["requeue"] == "a requeued job waits 6 s"
     assert describe_endings({}, {}) == []
 
 

@@ -91,7 +91,7 @@ def test_rows_of_other_users_are_ignored() -> None:
 
 def test_every_field_of_the_sacct_format_is_parsed() -> None:
     columns = parse.select_supported_fields(SACCT, recorded.read("22.05.8", "sacct_helpformat.txt"))
-    assert [one.name for one in SACCT if one not in columns] == ["restarts"]
+    assert [item.name for item in SACCT if item not in columns] == ["restarts"]
     listing = parse.sacct(recorded.read("22.05.8", "sacct_records.txt"), columns, uid=0)
     assert not listing.skipped
     jobs = {job.job_id: job for job in parse.keep_latest(listing.jobs)}
@@ -121,7 +121,7 @@ def test_f65_unknown_and_transitional_states_are_parsed(
 
 
 def record_row(columns: tuple[fields.Field, ...], **values: str) -> str:
-    return FIELD_END.join(values.get(one.name, "") for one in columns)
+    return FIELD_END.join(values.get(column.name, "") for column in columns)
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_f61_arbitrary_bytes_do_not_break_the_parsers(data: bytes) -> None:
     parse.keep_latest(parse.sacct(text).jobs)
     parse.squeue(text)
     parse.parse_submitted_id(text)
-    for one in fields.FIELDS:
-        one.read(text)
+    for item in fields.FIELDS:
+        item.read(text)
 
 
 @pytest.mark.parametrize(

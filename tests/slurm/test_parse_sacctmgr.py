@@ -29,5 +29,5 @@ def test_an_association_without_limits_is_parsed() -> None:
 
 @given(st.text())
 def test_arbitrary_text_gives_only_associations_with_an_account(text: str) -> None:
-    for one in associations(text):
-        assert one.account
+    for item in associations(text):
+        assert item.account

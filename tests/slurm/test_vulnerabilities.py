@@ -26,6 +26,6 @@ def test_a_vulnerability_is_reported_until_the_fixed_version_of_its_series(versi
 
 
 def test_an_unmaintained_series_keeps_its_vulnerabilities() -> None:
-    told = [hole.partition(" ")[0] for hole in find_vulnerabilities("slurm 20.11.4")]
-    assert told == ["CVE-2023-41914", "CVE-2023-49933", "CVE-2025-43904"]
+    result = [hole.partition(" ")[0] for hole in find_vulnerabilities("slurm 20.11.4")]
+    assert result == ["CVE-2023-41914", "CVE-2023-49933", "CVE-2025-43904"]
     assert find_vulnerabilities("slurm 26.05.5") == []

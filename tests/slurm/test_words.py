@@ -158,21 +158,21 @@ def test_f32b_every_pending_reason_is_explained_with_a_fix(
     code: str, words: str, will_start: bool | None
 ) -> None:
     for shown in (code, f"({code})", code.lower()):
-        said = pending.explain(shown, "17")
-        assert words in said.text
-        assert said.will_start is will_start
-        assert said.fix
-        assert not re.search(r"\bJOB\b", said.fix)
+        result = pending.explain(shown, "17")
+        assert words in result.text
+        assert result.will_start is will_start
+        assert result.fix
+        assert not re.search(r"\bJOB\b", result.fix)
 
 
 @pytest.mark.parametrize(("code", "family"), LIMITS)
 def test_f32b_every_limit_reason_names_its_owner_and_the_counted_resource(code: str, family: str) -> None:
     words, will_start = FAMILIES[family]
-    said = pending.explain(code)
-    assert re.search(words, said.text)
-    assert said.will_start is will_start
-    assert said.fix
-    assert ": " in said.text or "Unknown" in code
+    result = pending.explain(code)
+    assert re.search(words, result.text)
+    assert result.will_start is will_start
+    assert result.fix
+    assert ": " in result.text or "Unknown" in code
 
 
 def test_the_list_of_limit_reasons_is_complete() -> None:
@@ -195,9 +195,9 @@ def test_the_list_of_limit_reasons_is_complete() -> None:
     ],
 )
 def test_f32_pending_reasons_are_explained(reason: str, words: str, will_start: bool | None) -> None:
-    said = pending.explain(reason)
-    assert words in said.text
-    assert said.will_start is will_start
+    result = pending.explain(reason)
+    assert words in result.text
+    assert result.will_start is will_start
 
 
 @given(st.text())
@@ -272,17 +272,17 @@ def test_mpi_types_requested_by_a_script_are_parsed() -> None:
 
 
 def test_scontrol_answers_are_attributed_to_jobs() -> None:
-    told = split_by_job(
+    result = split_by_job(
         "1_0-1,3: No error\n1_2: Job is pending execution\n5_0: Requested operation is presently disabled\n"
         "Job is pending execution for job 7\nInvalid job id specified for job 999\nWelcome: this is n1\n"
     )
-    assert [(one.job, one.done, one.pending) for one in told] == [
+    assert [(item.job, item.done, item.pending) for item in result] == [
         ("1_0-1,3", True, False), ("1_2", False, True), ("5_0", False, False), ("7", False, True),
         ("999", False, False), ("", False, False),
     ]  # fmt: skip
-    assert told[2].words == "Requested operation is presently disabled"
+    assert result[2].words == "Requested operation is presently disabled"
 
 
 @given(st.text())
 def test_arbitrary_scontrol_answers_cause_no_error(stderr: str) -> None:
-    assert all(one.words for one in split_by_job(stderr))
+    assert all(item.words for item in split_by_job(stderr))

@@ -112,8 +112,8 @@ class Life:
     def clean(self) -> None:
         """Remove all that has ended, as if a day had gone by."""
         ahead = Context(clock=lambda: time.time() + 2 * LEAST_AGE_S)
-        found = clean(ahead, older_than=LEAST_AGE_S, whole_runs=True, outputs=True, remove=True)
-        self.wrong += [f"clean: {words}" for root in found for words in root.trouble]
+        result = clean(ahead, older_than=LEAST_AGE_S, whole_runs=True, outputs=True, remove=True)
+        self.wrong += [f"clean: {words}" for root in result for words in root.trouble]
         self.done.update(clean=1)
 
     def _sample(self) -> Sample:
@@ -123,9 +123,9 @@ class Life:
             memory_mib=own.memory_info().rss / 2**20,
             files=own.num_fds(),
             threads=own.num_threads(),
-            children=len([one for one in own.children(recursive=True) if one.pid in ours]),
+            children=len([item for item in own.children(recursive=True) if item.pid in ours]),
             connections=len(self.login.connections()),
-            far=len([pid for pid in ours if pid not in {one.pid for one in own.children(recursive=True)}]),
+            far=len([pid for pid in ours if pid not in {item.pid for item in own.children(recursive=True)}]),
             dashboard_mib=self.dashboard.memory_mib(),
             state=sum(1 for folder in self._folders() for _ in _files(folder)),
         )
@@ -133,13 +133,17 @@ class Life:
     def _ours(self) -> set[int]:
         """Processes of ours that are no part of the cluster itself, nor of its jobs."""
         daemons = {"munged", "slurmctld", "slurmd", "slurmstepd"}
-        found = set()
+        names = set()
         for pid in keeper.marked(self.lab.token):
             with suppress(psutil.Error):
-                one = psutil.Process(pid)
-                if pid != os.getpid() and one.name() not in daemons and "SLURM_JOB_ID" not in one.environ():
-                    found.add(pid)
-        return found
+                process = psutil.Process(pid)
+                if (
+                    pid != os.getpid()
+                    and process.name() not in daemons
+                    and "SLURM_JOB_ID" not in process.environ()
+                ):
+                    names.add(pid)
+        return names
 
     def _folders(self) -> list[Path]:
         return [self.root / "state", self.root / "cache", *self.homes]
@@ -147,18 +151,18 @@ class Life:
     def left(self) -> list[str]:
         """End everything and return what is left that should not be."""
         end = time.monotonic() + 60
-        found: list[str] = []
+        result: list[str] = []
         while time.monotonic() < end:
             self.clean()
             runs = [path for root in ("runs", "far-runs") for path in (self.root / root).glob("*")]
-            found = [f"run {path.name}" for path in runs if not path.name.startswith(".")]
-            found += [
+            result = [f"run {path.name}" for path in runs if not path.name.startswith(".")]
+            result += [
                 f"temporary {path}" for folder in self._folders() for path in _files(folder) if _is_odd(path)
             ]
-            if not found:
+            if not result:
                 break
             time.sleep(1)
-        return found
+        return result
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -198,11 +202,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--rounds", type=int, default=4, help="at least")
     parser.add_argument("--record", action="store_true", help="for the site")
-    given = parser.parse_args()
+    args = parser.parse_args()
     begin = time.time()
     with life() as user:
-        user.live(given.seconds, given.rounds)
-        found = [*leaks(user.samples), *user.dashboard.problems(), *user.left(), *user.wrong]
+        user.live(args.seconds, args.rounds)
+        result = [*leaks(user.samples), *user.dashboard.problems(), *user.left(), *user.wrong]
     values = {
         "rounds": len(user.samples),
         "done": dict(user.done),
@@ -210,12 +214,12 @@ def main() -> int:
             name: [round(before, 1), round(after, 1)]
             for name, (before, after) in growth(user.samples).items()
         },
-        "found": found,
+        "found": result,
     }
     print(json.dumps(values, indent=1))
-    if given.record:
+    if args.record:
         robustness.write("soak", values, time.time() - begin)
-    return int(bool(found))
+    return int(bool(result))
 
 
 if __name__ == "__main__":

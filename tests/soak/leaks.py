@@ -55,11 +55,11 @@ def growth(samples: Sequence[Sample]) -> dict[str, tuple[float, float]]:
 
 def leaks(samples: Sequence[Sample]) -> list[str]:
     """Return in words what grows."""
-    found = []
+    result = []
     for name, (before, after) in growth(samples).items():
         if after > before + ALLOWED[name](before):
-            found.append(f"{name} grew from {before:g} to {after:g}")
-    return found
+            result.append(f"{name} grew from {before:g} to {after:g}")
+    return result
 
 
 def _middle(samples: Sequence[Sample], name: str) -> float:

@@ -24,9 +24,9 @@ def test_soak_round_finds_no_leak(sshd_software: None) -> None:
     words = [sys.executable, "-m", "tests.soak", "--seconds", "0", "--rounds", "1"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    told = json.loads(done.stdout)
-    assert told["found"] == []
-    assert {"submit", "status", "follow", "logs", "cancel", "clean", "dashboard"} <= set(told["done"])
+    document = json.loads(done.stdout)
+    assert document["found"] == []
+    assert {"submit", "status", "follow", "logs", "cancel", "clean", "dashboard"} <= set(document["done"])
 
 
 def test_open_dashboard_reports_a_killed_process() -> None:

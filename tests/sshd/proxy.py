@@ -39,11 +39,11 @@ class Proxy:
     def cut(self) -> None:
         """Break every connection now, as a reset does."""
         self._moving.set()
-        for one in self._open:
+        for item in self._open:
             with contextlib.suppress(OSError):
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                item.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                item.shutdown(socket.SHUT_RDWR)
+            item.close()
         self._open.clear()
 
     def freeze(self) -> None:
@@ -55,8 +55,8 @@ class Proxy:
             while True:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(("127.0.0.1", self.target))
-                for one in (client, server):
-                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for item in (client, server):
+                    item.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._open += [client, server]
                 self._pump(client, server, count=True)
                 self._pump(server, client, count=False)

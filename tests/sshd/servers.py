@@ -31,10 +31,10 @@ class NoSshd(Exception):
 
 def program(name: str) -> str:
     """The file of a program; sshd wants to be called by its full path."""
-    found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{SYSTEM}")
-    if found is None:
+    result = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{SYSTEM}")
+    if result is None:
         raise NoSshd(f"no {name} on this machine")
-    return found
+    return result
 
 
 def make_key(path: Path) -> str:
@@ -81,27 +81,27 @@ class Server:
         """The sshd processes that serve a login (not the commands below them)."""
         with contextlib.suppress(psutil.NoSuchProcess):
             below = psutil.Process(self.process.pid).children(recursive=True)
-            return [one for one in below if one.is_running() and "sshd" in one.name()]
+            return [item for item in below if item.is_running() and "sshd" in item.name()]
         return []
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the server and to all that serves its logins."""
-        for one in [psutil.Process(self.process.pid), *self.connections()]:
+        for item in [psutil.Process(self.process.pid), *self.connections()]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.send_signal(number)
+                item.send_signal(number)
 
     def cut(self) -> None:
         """Kill what serves the logins: the links break, commands stay."""
-        for one in self.connections():
+        for item in self.connections():
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                item.kill()
 
     def down(self) -> None:
-        for one in self.connections():
+        for item in self.connections():
             with contextlib.suppress(psutil.NoSuchProcess):
-                for below in one.children(recursive=True):
+                for below in item.children(recursive=True):
                     below.kill()
-                one.kill()
+                item.kill()
         self.process.kill()
         self.process.wait()
 

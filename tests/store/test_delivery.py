@@ -111,9 +111,9 @@ def test_two_runs_share_file_contents(tmp_path: Path, tree: Path, transport: Tra
     send_delivery(transport, delivery(tmp_path, snap(tree), "one"))
     (tree / "train.py").write_text("print(2)\n")
     send_delivery(transport, delivery(tmp_path, snap(tree), "two"))
-    one, two = (tmp_path / "root" / name / "code" for name in ("one", "two"))
-    assert (one / "data.bin").stat().st_ino == (two / "data.bin").stat().st_ino
-    assert (one / "train.py").read_text() == "print(1)\n"
+    result, two = (tmp_path / "root" / name / "code" for name in ("one", "two"))
+    assert (result / "data.bin").stat().st_ino == (two / "data.bin").stat().st_ino
+    assert (result / "train.py").read_text() == "print(1)\n"
     assert (two / "train.py").read_text() == "print(2)\n"
 
 
@@ -238,9 +238,9 @@ def test_a_corrupted_stored_object_is_replaced(tmp_path: Path, tree: Path, trans
     spoilt = tmp_path / "root" / "one" / "code" / "data.bin"
     spoilt.chmod(0o600)
     spoilt.write_bytes(b"x" * 3000)
-    known = KnownObjects(tmp_path / "known")
-    known.save(frozenset(delivery(tmp_path, snap(tree)).contents()))
-    send_delivery(transport, delivery(tmp_path, snap(tree), "two"), known=known)
+    known_objects = KnownObjects(tmp_path / "known")
+    known_objects.save(frozenset(delivery(tmp_path, snap(tree)).contents()))
+    send_delivery(transport, delivery(tmp_path, snap(tree), "two"), known=known_objects)
     assert (tmp_path / "root" / "two" / "code" / "data.bin").read_bytes() == (tree / "data.bin").read_bytes()
 
 
@@ -330,25 +330,25 @@ def test_an_interrupted_transfer_places_nothing_and_is_continued(tmp_path: Path,
     taken = snap(tree)
     far = FarSide()
     send_delivery(far, delivery(tmp_path, taken, "whole"))
-    whole = far.sent[-1]
+    sent = far.sent[-1]
     again = tmp_path / "again"
-    for after in (0, 100, 5000, whole // 3, whole // 2):
+    for after in (0, 100, 5000, sent // 3, sent // 2):
         with pytest.raises(TransportError):
             send_delivery(Cut(after), delivery(again, taken))
         assert run_root_entries(again) == []
     everything = delivery(again, taken).contents()
     with pytest.raises(TransportError):  # cut in the second round: the first only asks
         deliver(
-            SecondCut(whole // 2),
+            SecondCut(sent // 2),
             delivery(again, taken),
-            worker=RemoteWorker(SecondCut(whole // 2), MODULES, PYTHON),
+            worker=RemoteWorker(SecondCut(sent // 2), MODULES, PYTHON),
         )
     assert run_root_entries(again) == []
     kept = [path for path in (again / "root" / ".objects").rglob("*") if path.is_file()]
     assert 5 < len(kept) < len(everything)
     far = FarSide()
     send_delivery(far, delivery(again, taken))
-    assert far.sent[-1] < whole * 0.6
+    assert far.sent[-1] < sent * 0.6
     assert run_root_entries(again) == ["run"]
 
 

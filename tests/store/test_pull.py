@@ -25,8 +25,8 @@ def remote_folder(tmp_path: Path) -> Path:
 
 
 def pull(source: Path, *patterns: str, digests: bool = False) -> Copied:
-    wanted = PullSpec(str(source), source.parent / "here", patterns or ("*",))
-    return copy(LocalTransport(), [wanted], python=sys.executable, digests=digests)
+    pull_spec = PullSpec(str(source), source.parent / "here", patterns or ("*",))
+    return copy(LocalTransport(), [pull_spec], python=sys.executable, digests=digests)
 
 
 def local_copy(source: Path, name: str) -> bytes:

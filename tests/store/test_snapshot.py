@@ -36,20 +36,20 @@ def test_a_snapshot_contains_tracked_and_untracked_but_no_ignored_files(tree: Pa
 
 
 def test_a_snapshot_of_a_subfolder_contains_the_whole_work_tree(tree: Path) -> None:
-    found = snap(tree / "lib")
-    assert (found.root, found.inside) == (tree, "lib")
-    assert "train.py" in names(found)
-    assert found.holds(Path("a.py"))
-    assert found.holds(Path("../train.py"))
-    assert found.holds(tree / "train.py")
-    assert not found.holds(Path("train.py"))
+    result = snap(tree / "lib")
+    assert (result.root, result.inside) == (tree, "lib")
+    assert "train.py" in names(result)
+    assert result.holds(Path("a.py"))
+    assert result.holds(Path("../train.py"))
+    assert result.holds(tree / "train.py")
+    assert not result.holds(Path("train.py"))
 
 
 def test_objects_are_named_by_digest_and_mode(tree: Path) -> None:
     (tree / "train.py").chmod(0o755)
-    [one] = [one for one in snap(tree).files if one.path == "train.py"]
-    assert one.digest == hashlib.sha256(b"print(1)\n").hexdigest()[:32]
-    assert (one.executable, one.size, one.key) == (True, 9, one.digest + "x")
+    [file] = [file for file in snap(tree).files if file.path == "train.py"]
+    assert file.digest == hashlib.sha256(b"print(1)\n").hexdigest()[:32]
+    assert (file.executable, file.size, file.key) == (True, 9, file.digest + "x")
 
 
 def test_a_snapshot_records_the_git_state(tree: Path) -> None:
@@ -80,10 +80,10 @@ def test_a_work_tree_without_a_commit_can_be_snapshotted(tmp_path: Path) -> None
     (tmp_path / "tree").mkdir()
     git(tmp_path / "tree", "init", "-q")
     write(tmp_path / "tree", {"a.py": "x"})
-    found = snap(tmp_path / "tree")
-    assert names(found) == {"a.py"}
-    assert found.git is not None
-    assert found.git.commit is None
+    result = snap(tmp_path / "tree")
+    assert names(result) == {"a.py"}
+    assert result.git is not None
+    assert result.git.commit is None
 
 
 def test_c24_secrets_are_excluded_from_files_and_diff(tree: Path) -> None:
@@ -96,22 +96,22 @@ def test_c24_secrets_are_excluded_from_files_and_diff(tree: Path) -> None:
     git(tree, "add", "-A", "-f")
     write(tree, {name: f"{content} canary 2\n" for name, content in secret.items()})
     for _ in range(2):  # the second time from the cache
-        found = snap(tree)
-        assert not names(found) & secret.keys()
-        assert names(found) >= {"id_rsa.pub", ".env.example"}
-    shown = next(line for line in found.notices if "secrets" in line)
+        result = snap(tree)
+        assert not names(result) & secret.keys()
+        assert names(result) >= {"id_rsa.pub", ".env.example"}
+    shown = next(line for line in result.notices if "secrets" in line)
     assert ".env" in shown
-    assert found.git is not None
-    assert found.git.dirty
-    assert b"canary" not in found.git.diff
+    assert result.git is not None
+    assert result.git.dirty
+    assert b"canary" not in result.git.diff
 
 
 def test_c24_a_secret_is_included_only_if_named_exactly(tree: Path) -> None:
     write(tree, {".env": "K=1", "notes.txt": "-----BEGIN PRIVATE KEY-----\n"})
     assert not {".env", "notes.txt"} & names(snap(tree, include=["*", ".e*"]))
-    found = snap(tree, include=[".env", "/notes.txt"])
-    assert {".env", "notes.txt"} <= names(found)
-    assert {one.digest[:1] for one in found.files} <= set("0123456789abcdef")
+    result = snap(tree, include=[".env", "/notes.txt"])
+    assert {".env", "notes.txt"} <= names(result)
+    assert {file.digest[:1] for file in result.files} <= set("0123456789abcdef")
 
 
 RUN = {"job.json": "{}", "script.sbatch": "", "secrets": "export TOKEN=hush\n", "checkpoints/a.bin": "x"}
@@ -150,10 +150,10 @@ def test_c24_a_run_directory_that_contains_the_working_folder_is_code(tree: Path
     write(tree, {f"exp/{name}": text for name, text in RUN.items()})
     write(tree, RUN)  # fetched into the top of the tree
     write(tree, {"exp/code/train.py": ""})
-    found = snap(tree / "exp" / "code")
-    assert {"exp/code/train.py", "exp/job.json", "job.json", "train.py"} <= names(found)
-    assert not {"exp/secrets", "secrets"} & names(found)
-    assert found.runs == ()
+    result = snap(tree / "exp" / "code")
+    assert {"exp/code/train.py", "exp/job.json", "job.json", "train.py"} <= names(result)
+    assert not {"exp/secrets", "secrets"} & names(result)
+    assert result.runs == ()
 
 
 def test_c24_run_directories_in_nested_repositories_are_excluded(tree: Path) -> None:
@@ -163,8 +163,8 @@ def test_c24_run_directories_in_nested_repositories_are_excluded(tree: Path) -> 
 
 def test_patterns_include_ignored_files_and_exclude_others(tree: Path) -> None:
     write(tree, {"out/model.so": "x", "out/other": "x", "docs/a.md": "x", "docs/b.py": "x"})
-    found = snap(tree, include=["out/*.so"], exclude=["*.md", "lib/"])
-    assert names(found) == {"train.py", ".gitignore", "out/model.so", "docs/b.py"}
+    result = snap(tree, include=["out/*.so"], exclude=["*.md", "lib/"])
+    assert names(result) == {"train.py", ".gitignore", "out/model.so", "docs/b.py"}
 
 
 def test_submodules_and_cloned_repositories_are_included(tmp_path: Path, tree: Path) -> None:
@@ -174,30 +174,30 @@ def test_submodules_and_cloned_repositories_are_included(tmp_path: Path, tree: P
     git(tree, "clone", "-q", str(inner), "cloned")
     git(tree, "worktree", "add", "-q", "wt")
     write(tree / "third" / "inner", {"untracked.py": "z"})
-    found = names(snap(tree))
+    result = names(snap(tree))
     assert {
         "third/inner/inner.py",
         "third/inner/deep/i.py",
         "third/inner/untracked.py",
         "cloned/inner.py",
-    } <= found
-    assert not [path for path in found if path.startswith("wt/")]
+    } <= result
+    assert not [path for path in result if path.startswith("wt/")]
 
 
 def test_outside_git_generated_files_are_excluded(tmp_path: Path) -> None:
     folder = tmp_path / "plain"
     made = {".venv/bin/x": "", "__pycache__/a.pyc": "", "node_modules/m.js": "", "last.ckpt": "", "m.pt": ""}
     write(folder, {"train.py": "x", "sub/b.py": "", **made})
-    found = snap(folder)
-    assert names(found) == {"train.py", "sub/b.py"}
-    assert (found.root, found.inside, found.git) == (folder, "", None)
+    result = snap(folder)
+    assert names(result) == {"train.py", "sub/b.py"}
+    assert (result.root, result.inside, result.git) == (folder, "", None)
     assert names(snap(folder, include=["*.pt"])) == {"train.py", "sub/b.py", "m.pt"}
 
 
 def test_a_folder_ignored_by_its_work_tree_is_snapshotted_alone(tree: Path) -> None:
     write(tree, {"out/run1/train.py": "x"})
-    found = snap(tree / "out" / "run1")
-    assert (names(found), found.root) == ({"train.py"}, tree / "out" / "run1")
+    result = snap(tree / "out" / "run1")
+    assert (names(result), result.root) == ({"train.py"}, tree / "out" / "run1")
 
 
 def test_an_empty_folder_is_reported_as_a_problem(tmp_path: Path) -> None:
@@ -241,9 +241,9 @@ def test_special_and_unreadable_files_are_listed_and_excluded(tree: Path) -> Non
         expected.add("device")
     write(tree, {"mine.txt": "x"})
     (tree / "mine.txt").chmod(0)
-    for found in (snap(tree), snapshot_outside_git(tree)):
-        assert not names(found) & expected
-        assert ("mine.txt" in names(found)) == AS_ROOT
+    for result in (snap(tree), snapshot_outside_git(tree)):
+        assert not names(result) & expected
+        assert ("mine.txt" in names(result)) == AS_ROOT
 
 
 def snapshot_outside_git(tree: Path) -> snapshots.Snapshot:
@@ -253,9 +253,9 @@ def snapshot_outside_git(tree: Path) -> snapshots.Snapshot:
         os.mkfifo(target / "fifo")
         write(target, {"a.py": "x", "mine.txt": "x"})
         (target / "mine.txt").chmod(0)
-    found = snap(target)
-    assert any("neither files nor links: fifo" in line for line in found.notices)
-    return found
+    result = snap(target)
+    assert any("neither files nor links: fifo" in line for line in result.notices)
+    return result
 
 
 def test_large_files_are_listed(tree: Path) -> None:
@@ -271,13 +271,13 @@ def test_links_are_kept_and_lead_to_the_same_target(tmp_path: Path, tree: Path) 
         "far": "/scratch/none", "lib/round": "..",
     }.items():  # fmt: skip
         (tree / name).symlink_to(target)
-    found = snap(tree)
-    links = {one.path: one.target for one in found.files if one.target is not None}
+    result = snap(tree)
+    links = {file.path: file.target for file in result.files if file.target is not None}
     assert links == {
         "inside": "lib/a.py", "loop": "loop", "absolute": "train.py", "up": str(tmp_path / "data"),
         "far": "/scratch/none", "lib/round": "..",
     }  # fmt: skip
-    [line] = [line for line in found.notices if "outside the tree" in line]
+    [line] = [line for line in result.notices if "outside the tree" in line]
     assert "up -> " in line
     assert "far -> " in line
 
@@ -287,17 +287,17 @@ def test_a_tracked_folder_replaced_by_a_link_is_a_link(tmp_path: Path, tree: Pat
     (tree / "lib").rmdir()
     write(tmp_path / "elsewhere", {"a.py": "other"})
     (tree / "lib").symlink_to(tmp_path / "elsewhere")
-    found = snap(tree)
-    assert "lib" in names(found)
-    assert "lib/a.py" not in names(found)
+    result = snap(tree)
+    assert "lib" in names(result)
+    assert "lib/a.py" not in names(result)
 
 
 def test_file_names_may_contain_any_bytes(tree: Path) -> None:
     odd = [b"caf\xe9.py", "ünïcode ☃".encode(), b"new\nline", b"-rf", b"tab\there", b"a'b\"c$d`e", b" ", b"*"]
     for name in odd:
         (tree / os.fsdecode(name)).write_text("x")
-    for found in (snap(tree), snap(tree, exclude=["nothing"])):
-        assert {os.fsencode(path) for path in names(found)} >= set(odd)
+    for result in (snap(tree), snap(tree, exclude=["nothing"])):
+        assert {os.fsencode(path) for path in names(result)} >= set(odd)
 
 
 names_of_files = st.text(
@@ -312,11 +312,11 @@ def test_arbitrary_files_are_included_with_their_content(
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
     write(folder / "tree", {f"d/{name}": content for name, content in files.items()})
-    found = {one.path: one.digest for one in snap(folder / "tree").files}
+    result = {file.path: file.digest for file in snap(folder / "tree").files}
     for name, content in files.items():
         path = f"d/{name}"
-        if path in found:
-            assert found[path] == hashlib.sha256(content).hexdigest()[:32]
+        if path in result:
+            assert result[path] == hashlib.sha256(content).hexdigest()[:32]
         else:
             assert is_made(path) or is_secret(path)
 
@@ -382,13 +382,13 @@ def test_concurrent_snapshots_share_a_hash_cache(
 ) -> None:
     monkeypatch.setattr("dtslurm.store.hash_cache._RACY_NS", 0)
     expected = snap(tree, tmp_path / "other")
-    found: list[snapshots.Snapshot] = []
-    threads = [threading.Thread(target=lambda: found.append(snap(tree))) for _ in range(8)]
+    result: list[snapshots.Snapshot] = []
+    threads = [threading.Thread(target=lambda: result.append(snap(tree))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [expected] * 8
+    assert result == [expected] * 8
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.suffix != ".json"] == []
 
 
@@ -405,10 +405,10 @@ def test_a_file_that_vanishes_or_keeps_changing_does_not_stop_the_snapshot(
         return really(read, size)  # type: ignore[arg-type]
 
     monkeypatch.setattr(snapshots, "_digest", digest)
-    found = snap(tree)
-    assert "train.py" in names(found)
-    assert "log.txt" not in names(found)
-    assert any("change continuously: log.txt" in line for line in found.notices)
+    result = snap(tree)
+    assert "train.py" in names(result)
+    assert "log.txt" not in names(result)
+    assert any("change continuously: log.txt" in line for line in result.notices)
 
 
 def test_git_hook_variables_do_not_redirect_the_snapshot(
@@ -436,4 +436,4 @@ def test_a_hundred_thousand_files_need_git_to_be_snapshotted(tmp_path: Path) -> 
     inside = snap(tree)
     assert inside.problems == ()
     assert len(inside.files) == 100_000
-    assert len({one.digest for one in inside.files}) == 100
+    assert len({file.digest for file in inside.files}) == 100

@@ -79,8 +79,8 @@ def test_f76_truncated_rank_records_are_ignored(tmp_path: Path) -> None:
     (folder / "10.error.json").write_text(json.dumps({"message": {"message": "ValueError: boom"}}))
     (folder / "2.json").write_text('{"schema": 1, "rank": 2')
     (folder / ".3.json").write_text("{}")
-    [found] = RunDir(tmp_path).ranks(0)
-    assert (found.rank, found.error) == (10, "ValueError: boom")
+    [result] = RunDir(tmp_path).ranks(0)
+    assert (result.rank, result.error) == (10, "ValueError: boom")
 
 
 def test_f76_truncated_events_are_ignored(tmp_path: Path) -> None:

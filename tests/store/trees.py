@@ -75,4 +75,4 @@ def snap(
 
 
 def names(snapshot: Snapshot) -> set[str]:
-    return {one.path for one in snapshot.files}
+    return {file.path for file in snapshot.files}

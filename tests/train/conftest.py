@@ -77,9 +77,9 @@ class Zygote:
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
-    one = Zygote()
-    yield one
-    one.close()
+    result = Zygote()
+    yield result
+    result.close()
 
 
 @dataclass
@@ -132,7 +132,7 @@ class Job:
         path = self.folder / "events.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         every = [json.loads(line) for line in lines]
-        return [one for one in every if not name or one["event"] == name]
+        return [item for item in every if not name or item["event"] == name]
 
     def metrics(self, attempt: int) -> list[dict[str, Any]]:
         path = self.folder / "metrics" / str(attempt) / "train.jsonl"
@@ -149,18 +149,18 @@ class Job:
 
     def samples(self, attempt: int | None = None) -> dict[int, dict[int, list[int]]]:
         """Samples by epoch and step, of all ranks; of the last attempt that made a step."""
-        found: dict[int, dict[int, tuple[int, list[int]]]] = {}
+        result: dict[int, dict[int, tuple[int, list[int]]]] = {}
         for path in sorted(self.folder.glob("out-*/seen-*.jsonl")):
             for line in path.read_text().splitlines():
-                one = json.loads(line)
-                if attempt is not None and one["attempt"] != attempt:
+                document = json.loads(line)
+                if attempt is not None and document["attempt"] != attempt:
                     continue
-                steps = found.setdefault(one["epoch"], {})
-                before = steps.get(one["step"], (-1, []))
-                mine = before[1] if before[0] == one["attempt"] else []
-                if one["attempt"] >= before[0]:
-                    steps[one["step"]] = (one["attempt"], [*mine, *one["samples"]])
-        return {epoch: {step: one[1] for step, one in steps.items()} for epoch, steps in found.items()}
+                steps = result.setdefault(document["epoch"], {})
+                before = steps.get(document["step"], (-1, []))
+                mine = before[1] if before[0] == document["attempt"] else []
+                if document["attempt"] >= before[0]:
+                    steps[document["step"]] = (document["attempt"], [*mine, *document["samples"]])
+        return {epoch: {step: item[1] for step, item in steps.items()} for epoch, steps in result.items()}
 
     def wait_until(self, happened: Any) -> None:
         end = time.monotonic() + PATIENCE

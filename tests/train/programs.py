@@ -161,7 +161,7 @@ def stale_for_the_tick(run: train.Session) -> None:
 
 
 FAULTS: dict[str, Callable[[train.Session], None]] = {
-    one.__name__: one for one in (kill, signal_one, new_attempt, stale_for_the_tick)
+    item.__name__: item for item in (kill, signal_one, new_attempt, stale_for_the_tick)
 }
 
 
@@ -382,8 +382,8 @@ def idle(out: str, **more: Any) -> None:
 
 
 PROGRAMS: dict[str, Callable[..., None]] = {
-    one.__name__: one
-    for one in (
+    item.__name__: item
+    for item in (
         dropout,
         exact,
         swept,

@@ -31,10 +31,10 @@ def entry_names(folder: Path) -> list[str]:
 def test_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, 7, attempt=2)
     assert path.name == "step-00000007-a2"
-    (file,) = (found := Manifest.read(path)).files
-    assert (found.step, found.attempt, found.world_size, found.time) == (7, 2, 1, 5.0)
+    (file,) = (result := Manifest.read(path)).files
+    assert (result.step, result.attempt, result.world_size, result.time) == (7, 2, 1, 5.0)
     assert (file.name, file.size) == ("__0_0.distcp", 7)
-    assert store.find_damage(path, found.files) == ""
+    assert store.find_damage(path, result.files) == ""
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_checkpoints_are_listed_by_step_then_attempt_latest_first(tmp_path: Path
     for name in ("step-00000099-a0.corrupt", ".writing-step-00000099-a0-00", "other"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-00000100-a0").touch()  # no folder
-    found = [path.name for path in store.list_checkpoints(tmp_path)]
-    assert found == ["step-00000010-a11", "step-00000010-a2", "step-00000010-a0", "step-00000009-a0"]
+    names = [path.name for path in store.list_checkpoints(tmp_path)]
+    assert names == ["step-00000010-a11", "step-00000010-a2", "step-00000010-a0", "step-00000009-a0"]
 
 
 def test_damage_of_a_checkpoint_file_is_described(tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ def test_checkpoint_of_the_same_step_from_an_earlier_start_is_replaced(tmp_path:
 
 def test_set_aside_checkpoints_get_unique_names(tmp_path: Path) -> None:
     texts = ("one", "two", "three")
-    found = [store.set_aside(write_checkpoint(tmp_path, 3, text), "corrupt").name for text in texts]
-    assert found == [f"step-00000003-a0.corrupt{more}" for more in ("", "-1", "-2")]
-    assert (tmp_path / found[1] / "__0_0.distcp").read_text() == "two"
+    names = [store.set_aside(write_checkpoint(tmp_path, 3, text), "corrupt").name for text in texts]
+    assert names == [f"step-00000003-a0.corrupt{more}" for more in ("", "-1", "-2")]
+    assert (tmp_path / names[1] / "__0_0.distcp").read_text() == "two"
     assert store.list_checkpoints(tmp_path) == []
     gone = tmp_path / "step-00000009-a0"
     assert store.set_aside(gone, "corrupt").name == f"{gone.name}.corrupt"  # another process was first
@@ -177,13 +177,13 @@ def test_sweep_deletes_only_unfinished_writes_of_earlier_attempts(tmp_path: Path
 
 def test_artifact_record_has_a_size_and_a_checksum_that_depends_on_every_file(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, 3)
-    told = store.describe_artifact(path, 3)
+    artifact = store.describe_artifact(path, 3)
     size = (path / "manifest.json").stat().st_size
-    assert (told["path"], told["kind"], told["step"]) == (str(path), "checkpoint", 3)
-    assert (told["files"], told["bytes"]) == (2, 7 + size)
+    assert (artifact["path"], artifact["kind"], artifact["step"]) == (str(path), "checkpoint", 3)
+    assert (artifact["files"], artifact["bytes"]) == (2, 7 + size)
     shutil.rmtree(path)
     other = store.describe_artifact(write_checkpoint(tmp_path, 3, "Weights"), 3)
-    assert other["sha256"] != told["sha256"]
+    assert other["sha256"] != artifact["sha256"]
 
 
 def test_manifest_lists_each_file_with_its_checksum(tmp_path: Path) -> None:

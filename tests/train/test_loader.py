@@ -28,7 +28,7 @@ def samplers(length: int, batch: int, world: int, **more: Any) -> list[ShardedBa
 
 
 shapes = st.tuples(st.integers(1, 6), st.integers(0, 12), st.integers(0, 60)).map(
-    lambda one: (one[0], one[0] + one[1], one[0] + one[2])  # world, batch, length
+    lambda item: (item[0], item[0] + item[1], item[0] + item[2])  # world, batch, length
 )
 
 
@@ -37,15 +37,15 @@ def test_epoch_is_distributed_completely_and_evenly_to_the_ranks(
     shape: tuple[int, int, int], seed: int, shuffle: bool
 ) -> None:
     world, batch, length = shape
-    ranks = [list(one) for one in samplers(length, batch, world, seed=seed, shuffle=shuffle)]
+    ranks = [list(item) for item in samplers(length, batch, world, seed=seed, shuffle=shuffle)]
     assert len({len(batches) for batches in ranks}) == 1  # nobody waits for a step that others do not make
     assert all(batches and min(map(len, batches)) >= 1 for batches in ranks)
-    assert sorted(index for batches in ranks for one in batches for index in one) == list(range(length))
+    assert sorted(index for batches in ranks for batch in batches for index in batch) == list(range(length))
     for step in zip(*ranks, strict=True):
         assert max(map(len, step)) - min(map(len, step)) <= 1
         assert sum(map(len, step)) <= batch + world - 1
     if not shuffle:
-        flat = [index for step in zip(*ranks, strict=True) for one in step for index in one]
+        flat = [index for step in zip(*ranks, strict=True) for item in step for index in item]
         assert flat == list(range(length))
 
 
@@ -64,24 +64,24 @@ def test_each_sample_is_used_once_an_epoch_across_interruptions(
     drawn: list[int] = []
     for world, extra, steps in parts:
         ranks = samplers(length, world + extra, world, seed=seed)
-        for one in ranks if state else []:
+        for rank in ranks if state else []:
             assert state is not None
-            one.load_state_dict(state)
+            rank.load_state_dict(state)
         left = steps
         while left:
             sizes = ranks[0].sizes()
             for size, step in zip(sizes, zip(*ranks, strict=True), strict=True):
-                drawn += [index for one in step for index in one]
-                for one in ranks:
-                    one.position += size
+                drawn += [index for item in step for index in item]
+                for rank in ranks:
+                    rank.position += size
                 left -= 1
                 if not left:
                     break
             else:
-                for one in ranks:
-                    one.end_epoch()
-        states = [one.state_dict() for one in ranks]
-        assert all(one == states[0] for one in states)
+                for rank in ranks:
+                    rank.end_epoch()
+        states = [rank.state_dict() for rank in ranks]
+        assert all(state == states[0] for state in states)
         state = states[0]
     whole, rest = divmod(len(drawn), length)
     for epoch in range(whole):
@@ -200,12 +200,14 @@ def test_random_numbers_of_workers_continue_exactly_after_a_resume(stop_at: int)
 
 
 def test_random_numbers_of_workers_depend_only_on_the_sample() -> None:
-    one = {sample for batch in drawn_batches(noisy_loader(1)) for sample in batch}
-    assert len(one) == 44
-    assert len({numbers[1] for numbers in one}) == len({numbers[3] for numbers in one}) == 44  # in each epoch
-    assert one == {sample for batch in drawn_batches(noisy_loader(2)) for sample in batch}
+    result = {sample for batch in drawn_batches(noisy_loader(1)) for sample in batch}
+    assert len(result) == 44
+    assert (
+        len({numbers[1] for numbers in result}) == len({numbers[3] for numbers in result}) == 44
+    )  # in each epoch
+    assert result == {sample for batch in drawn_batches(noisy_loader(2)) for sample in batch}
     ranks = [drawn_batches(noisy_loader(2, rank, 2)) for rank in (0, 1)]
-    assert one == {sample for batches in ranks for batch in batches for sample in batch}
+    assert result == {sample for batches in ranks for batch in batches for sample in batch}
 
 
 def test_dataset_of_a_loader_with_workers_forwards_attributes_and_pickles() -> None:

@@ -84,8 +84,8 @@ def test_single_srun_task_needs_no_master_address() -> None:
 
 
 def test_srun_tasks_on_a_single_node_use_localhost_as_master() -> None:
-    found = find_place({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4"})
-    assert found.master == ("127.0.0.1", 10136)
+    result = find_place({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4"})
+    assert result.master == ("127.0.0.1", 10136)
 
 
 @pytest.mark.parametrize(

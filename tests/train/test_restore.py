@@ -25,7 +25,7 @@ checkpoint_module: Any = sys.modules["dtslurm.train.checkpoint"]
 
 def test_undisturbed_run_writes_complete_checkpoints(undisturbed: Job) -> None:
     assert undisturbed.names() == ["step-00000016-a0", "step-00000020-a0", "step-00000021-a0"]
-    assert [one["step"] for one in undisturbed.events("checkpoint")] == [4, 8, 12, 16, 20, 21]
+    assert [item["step"] for item in undisturbed.events("checkpoint")] == [4, 8, 12, 16, 20, 21]
     manifest = json.loads((undisturbed.checkpoints / "step-00000021-a0" / "manifest.json").read_text())
     assert (manifest["schema"], manifest["step"], manifest["world_size"]) == (1, 21, 2)
     files = {path.name for path in (undisturbed.checkpoints / "step-00000021-a0").iterdir()}
@@ -72,8 +72,8 @@ def test_f68_checkpoint_with_a_file_lost_during_the_save_is_not_committed(
     job: Job, undisturbed: Job, victim: int, lost: str
 ) -> None:
     job.done("lossy", 2, victim=victim, lost=lost)
-    assert [one["step"] for one in job.events("checkpoint")] == [4, 12, 16, 20, 21]
-    assert [one["step"] for one in job.events("checkpoint_failed")] == [8]
+    assert [item["step"] for item in job.events("checkpoint")] == [4, 12, 16, 20, 21]
+    assert [item["step"] for item in job.events("checkpoint_failed")] == [8]
     assert lost in job.events("checkpoint_failed")[0]["problem"]
     assert same(job.final(), undisturbed.final())
     assert not any(".writing" in name for name in job.names())
@@ -81,8 +81,8 @@ def test_f68_checkpoint_with_a_file_lost_during_the_save_is_not_committed(
 
 def test_f68_empty_index_fails_the_save_on_all_ranks(job: Job, undisturbed: Job) -> None:
     job.done("lossy", 2, victim=0, lost=".metadata", emptied=True)
-    assert [one["step"] for one in job.events("checkpoint")] == [4, 12, 16, 20, 21]
-    assert [one["step"] for one in job.events("checkpoint_failed")] == [8]
+    assert [item["step"] for item in job.events("checkpoint")] == [4, 12, 16, 20, 21]
+    assert [item["step"] for item in job.events("checkpoint_failed")] == [8]
     assert same(job.final(), undisturbed.final())
 
 
@@ -231,7 +231,7 @@ def test_full_disk_leaves_the_old_checkpoint_intact_and_is_reported(
 ) -> None:
     job.done("full", world, tries=2, numbers=500_000)
     assert job.names() == ["step-00000001-a0", "step-00000009-a0"]
-    assert [one["step"] for one in job.events("checkpoint_failed")] == [2, 3]
+    assert [item["step"] for item in job.events("checkpoint_failed")] == [2, 3]
     assert "the checkpoint of step 2 was not written; the last good checkpoint is " in job.text()
     assert f" MiB are free in {small_disk}" in job.text()
     assert f"free disk space in {small_disk}" in job.text()
@@ -246,10 +246,10 @@ def test_three_failed_checkpoints_in_a_row_end_training(job: Job, small_disk: Pa
 def test_f79_restored_event_records_the_duration_and_the_bytes_read(job: Job) -> None:
     job.done("exact", 1, epochs=1, steps=1)
     job.done("exact", 1, epochs=1, steps=1)
-    (told,) = job.events("restored")
-    newest = job.folder / "checkpoints" / Path(told["path"]).name
-    assert told["seconds"] >= 0
-    assert 0 < told["bytes"] <= sum(file.stat().st_size for file in newest.iterdir())
+    (result,) = job.events("restored")
+    newest = job.folder / "checkpoints" / Path(result["path"]).name
+    assert result["seconds"] >= 0
+    assert 0 < result["bytes"] <= sum(file.stat().st_size for file in newest.iterdir())
 
 
 FSDP2 = pytest.mark.skipif(not hasattr(fsdp, "fully_shard"), reason="FSDP2 of a torch before 2.6 needs a GPU")
@@ -264,7 +264,7 @@ def test_training_resumes_exactly_on_2_then_4_then_3_ranks(job: Job, tmp_path: P
     job.done("exact", 2, epochs=3, steps=3, sharded=sharded)
     job.done("exact", 4, epochs=3, steps=3, sharded=sharded)
     job.done("exact", 3, epochs=3, sharded=sharded)
-    assert [one["step"] for one in job.events("restored")] == [3, 6]
+    assert [item["step"] for item in job.events("restored")] == [3, 6]
     assert same(job.final(), alone.final())
     for epoch, steps in job.samples().items():
         assert flat(steps) == list(range(48)), epoch

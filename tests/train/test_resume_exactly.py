@@ -73,9 +73,9 @@ class Growing:
     def see(self, step: int, loss: torch.Tensor, net: nn.Module) -> None:
         self.losses.append(loss.detach())
         self.at[step] = {"loss": float(loss.detach()), "seen": [(step, torch.tensor(step))]}
-        for name, one in net.named_parameters():
+        for name, item in net.named_parameters():
             self.average[name] = (
-                self.average.get(name, one.detach().clone()).mul(0.9).add(one.detach(), alpha=0.1)
+                self.average.get(name, item.detach().clone()).mul(0.9).add(item.detach(), alpha=0.1)
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Growing:
 def make_objects(name: str, scheduler: str) -> dict[str, Any]:
     torch.manual_seed(3)
     net = Net(sparse=name == "SparseAdam", flat=name == "Muon")
-    parameters = [one for one in net.parameters() if one.ndim == 2] if name == "Muon" else net.parameters()
+    parameters = [item for item in net.parameters() if item.ndim == 2] if name == "Muon" else net.parameters()
     if name == "SparseAdam":
         parameters = net.table.parameters()
     optimizer = OPTIMIZERS[name](parameters, **{"lr": 0.05, **OPTIONS.get(name, {})})

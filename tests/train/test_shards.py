@@ -31,15 +31,15 @@ def rank_info(rank: int, world_size: int = 4, local: int = 2) -> train.RankInfo:
 
 
 def shards_of_all_ranks(env: dict[str, str], world_size: int = 4) -> list[str]:
-    found = [train.shards("data", env, place=rank_info(rank, world_size)) for rank in range(world_size)]
-    assert {len(one) for one in found} == {8 // world_size}
-    return sorted(path.name for one in found for path in one)
+    result = [train.shards("data", env, place=rank_info(rank, world_size)) for rank in range(world_size)]
+    assert {len(item) for item in result} == {8 // world_size}
+    return sorted(path.name for item in result for path in item)
 
 
 def manifest(env: dict[str, str], by: str, hands: int) -> None:
     rows = [{"path": f"{number}.tar", "bytes": 0, by: number % hands} for number in range(8)]
-    told = {"schema": 1, "by": by, "nodes": 2, "world_size": 4, "files": rows}
-    (Path(env["DTSLURM_RUN_DIR"]) / "staged" / "data.shards.json").write_text(json.dumps(told))
+    result = {"schema": 1, "by": by, "nodes": 2, "world_size": 4, "files": rows}
+    (Path(env["DTSLURM_RUN_DIR"]) / "staged" / "data.shards.json").write_text(json.dumps(result))
 
 
 ALL = [f"{number}.tar" for number in range(8)]
@@ -78,8 +78,8 @@ def test_damaged_shard_list_is_refused(env: dict[str, str], text: str) -> None:
 def test_shards_outside_a_run_distribute_all_staged_files(env: dict[str, str]) -> None:
     alone = {"DTSLURM_STAGED_DATA": env["DTSLURM_STAGED_DATA"]}
     assert shards_of_all_ranks(alone) == ALL
-    one = {"DTSLURM_STAGED_DATA": str(Path(env["DTSLURM_STAGED_DATA"]) / "3.tar")}
-    assert [path.name for path in train.shards("data", one)] == ["3.tar"]
+    result = {"DTSLURM_STAGED_DATA": str(Path(env["DTSLURM_STAGED_DATA"]) / "3.tar")}
+    assert [path.name for path in train.shards("data", result)] == ["3.tar"]
 
 
 def test_archive_with_only_directories_has_no_samples(tmp_path: Path) -> None:
@@ -98,5 +98,5 @@ def test_samples_group_files_by_their_name(tmp_path: Path) -> None:
             member = tarfile.TarInfo(name)
             member.size = 3
             archive.addfile(member, io.BytesIO(name[-3:].encode()))
-    found = list(train.samples(path))
-    assert found == [{"__key__": "a/1", "jpg": b"jpg", "seg.png": b"png"}, {"__key__": "a/2", "jpg": b"jpg"}]
+    result = list(train.samples(path))
+    assert result == [{"__key__": "a/1", "jpg": b"jpg", "seg.png": b"png"}, {"__key__": "a/2", "jpg": b"jpg"}]

@@ -62,15 +62,21 @@ def checkpoint_names(run: Path) -> list[str]:
 
 def test_single_process_session_is_rank_0_of_1_and_restores_signal_handlers() -> None:
     before = signal.getsignal(signal.SIGUSR2)
-    with train.session() as one:
-        assert (one.rank, one.world_size, one.local_rank, one.local_world_size, one.node_rank) == (
+    with train.session() as result:
+        assert (
+            result.rank,
+            result.world_size,
+            result.local_rank,
+            result.local_world_size,
+            result.node_rank,
+        ) == (
             0,
             1,
             0,
             1,
             0,
         )
-        assert one.device == torch.device("cpu")
+        assert result.device == torch.device("cpu")
         assert dist.is_initialized()
         assert signal.getsignal(signal.SIGUSR2) != before
     assert not dist.is_initialized()
@@ -79,24 +85,24 @@ def test_single_process_session_is_rank_0_of_1_and_restores_signal_handlers() ->
 
 def test_session_uses_an_existing_process_group_without_destroying_the_group(tmp_path: Path) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    with train.session(timeout=60, device="cpu") as one:
-        assert (one.rank, one.world_size) == (0, 1)
+    with train.session(timeout=60, device="cpu") as result:
+        assert (result.rank, result.world_size) == (0, 1)
     assert dist.is_initialized()
 
 
 def test_session_in_another_thread_installs_no_signal_handler() -> None:
     before = signal.getsignal(signal.SIGUSR2)
-    found: list[Any] = []
+    answer: list[Any] = []
 
     def work() -> None:
-        with train.session() as one:
-            found.append(signal.getsignal(signal.SIGUSR2))
-            found.append(one.end_step())
+        with train.session() as item:
+            answer.append(signal.getsignal(signal.SIGUSR2))
+            answer.append(item.end_step())
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join(60)
-    assert found == [before, False]
+    assert answer == [before, False]
 
 
 def test_unknown_signal_name_is_refused() -> None:
@@ -108,13 +114,13 @@ def test_unknown_signal_name_is_refused() -> None:
 
 
 def test_checkpoint_without_restored_objects_is_refused() -> None:
-    with train.session() as one, pytest.raises(RequestInvalid, match="nothing to save"):
-        one.checkpoint()
+    with train.session() as result, pytest.raises(RequestInvalid, match="nothing to save"):
+        result.checkpoint()
 
 
 def test_session_uses_the_given_device() -> None:
-    with train.session(device="meta", backend="gloo") as one:
-        assert one.device == torch.device("meta")
+    with train.session(device="meta", backend="gloo") as result:
+        assert result.device == torch.device("meta")
 
 
 def test_each_rank_of_a_node_uses_a_separate_gpu_even_if_a_rank_sees_a_single_gpu(
@@ -133,34 +139,34 @@ def test_each_rank_of_a_node_uses_a_separate_gpu_even_if_a_rank_sees_a_single_gp
 
 
 def test_save_minutes_triggers_checkpoints_and_the_last_step_is_saved(run: Path) -> None:
-    with train.session(save_minutes=0.0, keep=None) as one:
-        one.restore(net=nn.Linear(2, 1))
-        one.end_step(loss=1.0)
-        one.checkpoints.wait()
+    with train.session(save_minutes=0.0, keep=None) as result:
+        result.restore(net=nn.Linear(2, 1))
+        result.end_step(loss=1.0)
+        result.checkpoints.wait()
         assert checkpoint_names(run) == ["step-00000001-a0"]
-        one._options["save_minutes"] = 1e9
-        one.end_step()
-        one.end_step(loss=0.5)
+        result._options["save_minutes"] = 1e9
+        result.end_step()
+        result.end_step(loss=0.5)
     assert checkpoint_names(run) == ["step-00000001-a0", "step-00000003-a0"]
     lines = [json.loads(line) for line in (run / "artifacts.jsonl").read_text().splitlines()]
     assert [(line["step"], line["metrics"]) for line in lines] == [(1, {"loss": 1.0}), (3, {"loss": 0.5})]
 
 
 def test_step_that_is_already_saved_is_not_saved_again(run: Path) -> None:
-    with train.session(save_every=2) as one:
-        one.restore(net=nn.Linear(2, 1))
-        one.end_step()
-        one.end_step()
-        one.checkpoint(wait=True)  # the same step once more
+    with train.session(save_every=2) as result:
+        result.restore(net=nn.Linear(2, 1))
+        result.end_step()
+        result.end_step()
+        result.checkpoint(wait=True)  # the same step once more
     assert [event["step"] for event in recorded_events(run, "checkpoint")] == [2]
 
 
 def test_training_error_ends_the_session_after_pending_checkpoints_and_metrics(run: Path) -> None:
     def work() -> None:
-        with train.session(save_every=1, log_seconds=1e9) as one:
-            one.restore(net=nn.Linear(2, 1))
-            one.end_step(loss=2.0)
-            one.end_step(loss=1.0)
+        with train.session(save_every=1, log_seconds=1e9) as item:
+            item.restore(net=nn.Linear(2, 1))
+            item.end_step(loss=2.0)
+            item.end_step(loss=1.0)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -176,14 +182,14 @@ def test_restore_refuses_an_object_that_cannot_be_saved() -> None:
 
 
 def test_seed_is_reproducible_and_random_numbers_change_after_restore() -> None:
-    found = []
+    answer = []
     for _ in range(2):
-        with train.session(seed=5, folder=None, save_minutes=None) as one:
+        with train.session(seed=5, folder=None, save_minutes=None) as result:
             first = float(torch.rand(1))
-            one.restore()
-            found.append((first, float(torch.rand(1))))
-    assert found[0] == found[1]
-    assert found[0][0] != found[0][1]
+            result.restore()
+            answer.append((first, float(torch.rand(1))))
+    assert answer[0] == answer[1]
+    assert answer[0][0] != answer[0][1]
 
 
 def test_later_attempt_ends_the_session_with_a_single_message(
@@ -192,10 +198,10 @@ def test_later_attempt_ends_the_session_with_a_single_message(
     monkeypatch.setattr(session, "LEASE_S", 0.0)
 
     def work() -> None:
-        with train.session(agree_every=1) as one:
-            assert not one.end_step()
+        with train.session(agree_every=1) as item:
+            assert not item.end_step()
             (run / "attempt").write_text("4\n")
-            one.end_step()
+            item.end_step()
 
     with pytest.raises(StaleAttempt) as error:
         work()
@@ -206,13 +212,13 @@ def test_later_attempt_ends_the_session_with_a_single_message(
 
 def test_unreadable_lease_does_not_end_training(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "LEASE_S", 0.0)
-    with train.session(agree_every=1) as one:
+    with train.session(agree_every=1) as result:
         (run / "attempt").unlink()
         (run / "attempt").mkdir()  # an error that is not the absence of the file
-        assert not one.end_step()
+        assert not result.end_step()
         (run / "attempt").rmdir()
         (run / "attempt").write_text("0\n")
-        assert not one.end_step()
+        assert not result.end_step()
 
 
 def test_lease_that_is_not_a_number_belongs_to_no_attempt(run: Path) -> None:
@@ -227,10 +233,10 @@ def test_session_outside_a_job_writes_only_its_checkpoints(
     for name in ("RUN_DIR", "METRICS", "CHECKPOINT_DIR", "ATTEMPT"):
         monkeypatch.delenv(f"DTSLURM_{name}", raising=False)
     monkeypatch.chdir(tmp_path)
-    with train.session() as one:
-        one.restore(net=nn.Linear(2, 1))
-        one.end_step(loss=1.0)
-        one.log(more=2)
+    with train.session() as result:
+        result.restore(net=nn.Linear(2, 1))
+        result.end_step(loss=1.0)
+        result.log(more=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "run"]
     assert list((tmp_path / "run").iterdir()) == []
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001-a0"]

@@ -18,10 +18,10 @@ REMOTE = ("openssh", "paramiko")
 
 def reach(lab: SshLab, host: str, transport: str) -> Transport:
     """The transport to a host of the lab, as a program without a terminal has it."""
-    found = connect(host, transport=transport, env=lab.environ())
-    if hasattr(found, "interactive"):
-        found.interactive = False
-    return found
+    result = connect(host, transport=transport, env=lab.environ())
+    if hasattr(result, "interactive"):
+        result.interactive = False
+    return result
 
 
 @pytest.fixture(scope="module")

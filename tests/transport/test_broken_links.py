@@ -22,10 +22,10 @@ from tests.waiting import wait_until
 def test_f57_command_fails_with_unknown_effects_when_the_server_is_killed(
     sshd_lab: SshLab, to: Reach, tmp_path: Path
 ) -> None:
-    one = server(sshd_lab, "plain")
+    result = server(sshd_lab, "plain")
     there = to("plain")
     note = tmp_path / "begun"
-    killer = threading.Thread(target=do_when, args=(note.exists, one.cut))
+    killer = threading.Thread(target=do_when, args=(note.exists, result.cut))
     killer.start()
     with pytest.raises(TransportError, match="broke while sh ran; its effects are unknown"):
         there.run(["sh", "-c", f"echo part; touch {note}; sleep 30"], timeout=60)
@@ -34,9 +34,9 @@ def test_f57_command_fails_with_unknown_effects_when_the_server_is_killed(
 
 
 def test_f57_stream_fails_when_the_connection_is_reset(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
-    one = server(sshd_lab, "plain")
-    with Proxy(one.port) as proxy:
-        there = to(name_for(sshd_lab, proxy, one))
+    result = server(sshd_lab, "plain")
+    with Proxy(result.port) as proxy:
+        there = to(name_for(sshd_lab, proxy, result))
         with there.stream(["sh", "-c", "echo one; sleep 30"]) as stream:
             assert next(stream) == b"one\n"
             proxy.cut()
@@ -48,11 +48,11 @@ def test_f57_stream_fails_when_the_connection_is_reset(sshd_lab: SshLab, to: Rea
 def test_f16_file_is_unchanged_after_the_link_is_cut_during_put(
     sshd_lab: SshLab, to: Reach, tmp_path: Path
 ) -> None:
-    one = server(sshd_lab, "plain")
+    result = server(sshd_lab, "plain")
     target = tmp_path / "file"
     target.write_bytes(b"old")
-    with Proxy(one.port, delay=0.005) as proxy:
-        there = to(name_for(sshd_lab, proxy, one))
+    with Proxy(result.port, delay=0.005) as proxy:
+        there = to(name_for(sshd_lab, proxy, result))
         there.open()
         start = proxy.passed
         cutter = threading.Thread(target=do_when, args=(lambda: proxy.passed > start + 3_000_000, proxy.cut))
@@ -65,22 +65,22 @@ def test_f16_file_is_unchanged_after_the_link_is_cut_during_put(
 
 
 def test_f57_stopped_server_causes_a_timeout_and_recovers(sshd_lab: SshLab, to: Reach) -> None:
-    one = server(sshd_lab, "stopped")
+    result = server(sshd_lab, "stopped")
     there = to("stopped")
     assert there.run(["echo", "x"]).stdout == "x\n"
-    one.signal(signal.SIGSTOP)
+    result.signal(signal.SIGSTOP)
     try:
         with pytest.raises((CommandTimeout, HostUnavailable), match="did not answer"):
             there.run(["echo", "x"], timeout=3)
     finally:
-        one.signal(signal.SIGCONT)
+        result.signal(signal.SIGCONT)
     assert there.run(["echo", "again"]).stdout == "again\n"
 
 
 def test_f57_frozen_network_causes_a_timeout(sshd_lab: SshLab, to: Reach) -> None:
-    one = server(sshd_lab, "plain")
-    with Proxy(one.port) as proxy:
-        there = to(name_for(sshd_lab, proxy, one, "ConnectTimeout 2"))
+    result = server(sshd_lab, "plain")
+    with Proxy(result.port) as proxy:
+        there = to(name_for(sshd_lab, proxy, result, "ConnectTimeout 2"))
         with there.stream(["sh", "-c", "echo on; sleep 60"]) as stream:
             assert next(stream) == b"on\n"
             proxy.freeze()
@@ -89,11 +89,11 @@ def test_f57_frozen_network_causes_a_timeout(sshd_lab: SshLab, to: Reach) -> Non
 
 
 def test_f57_link_lost_between_commands_is_restored(sshd_lab: SshLab, to: Reach) -> None:
-    one = server(sshd_lab, "plain")
+    result = server(sshd_lab, "plain")
     there = to("plain")
     there.run(["true"])
-    one.cut()
-    wait_until(lambda: not one.connections())
+    result.cut()
+    wait_until(lambda: not result.connections())
     assert there.run(["echo", "again"]).stdout == "again\n"
 
 

@@ -101,9 +101,9 @@ def test_c13_socket_directory_of_another_user_is_replaced_by_the_cache_directory
     lstat = Path.lstat
 
     def of_another(path: Path) -> os.stat_result:
-        found = list(lstat(path))
-        found[4] += lstat(path).st_ino == number  # its owner
-        return os.stat_result(found)
+        answer = list(lstat(path))
+        answer[4] += lstat(path).st_ino == number  # its owner
+        return os.stat_result(answer)
 
     monkeypatch.setattr(Path, "lstat", of_another)
     try:
@@ -114,8 +114,8 @@ def test_c13_socket_directory_of_another_user_is_replaced_by_the_cache_directory
         with pytest.raises(TransportError, match=f"{squatted} is not a private folder of your user"):
             control.folder({})
     finally:
-        for one in (shared, home):
-            shutil.rmtree(one)
+        for item in (shared, home):
+            shutil.rmtree(item)
 
 
 @pytest.mark.parametrize("runtime", ["", "/no/such/folder", "long"])
@@ -136,7 +136,7 @@ def test_socket_path_depends_on_host_user_and_configuration(tmp_path: Path, lab:
         ("a", None, "b"),
         ("ab", None, None),
     ]
-    assert len({control.socket_path(lab.env, *one) for one in what}) == 4
+    assert len({control.socket_path(lab.env, *item) for item in what}) == 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -24,9 +24,9 @@ def test_f19_banner_and_startup_file_output_do_not_affect_results(
 ) -> None:
     banner = sshd_lab.root / "banner"
     banner.write_text("*** WELCOME ***\nThe site was down yesterday.\n")
-    one = server(sshd_lab, "noisy", lines=[f"Banner {banner}"])
+    result = server(sshd_lab, "noisy", lines=[f"Banner {banner}"])
     noise = "echo 'sourced: .bashrc'; printf 'no end of line'; echo oops >&2; printf '\\036x-begin 1\\036'\n"
-    (home(sshd_lab, one.alias) / ".bashrc").write_text(noise)
+    (home(sshd_lab, result.alias) / ".bashrc").write_text(noise)
     there = to("noisy")
     done = there.run(["sh", "-c", "printf out; printf err >&2; exit 5"])
     assert (done.code, done.stdout, done.stderr) == (5, "out", "err")
@@ -61,11 +61,11 @@ def test_programs_on_the_login_shell_path_are_found(sshd_lab: SshLab, to: Reach)
 
 @pytest.mark.parametrize("shell", ["bash", "dash", "zsh", "tcsh", "fish"])
 def test_f22_any_login_shell_is_supported(sshd_lab: SshLab, to: Reach, shell: str, tmp_path: Path) -> None:
-    found = shutil.which(shell)
-    if found is None:
+    result = shutil.which(shell)
+    if result is None:
         skip_or_fail(shell, "tests/sshd/install.sh")
     # sshd hands the line to the login shell as its last word: so does this
-    server(sshd_lab, f"with-{shell}", lines=[f'ForceCommand exec {found} -c "$SSH_ORIGINAL_COMMAND"'])
+    server(sshd_lab, f"with-{shell}", lines=[f'ForceCommand exec {result} -c "$SSH_ORIGINAL_COMMAND"'])
     there = to(f"with-{shell}")
     odd = ["a b", "$HOME", "!x", "'", '"', "\\", "a\nb", "*", "~", "`id`", ""]
     done = there.run(["printf", "%s|", *odd], env={"X": "y"})
@@ -89,18 +89,18 @@ def test_home_directory_with_spaces_and_unicode_works(sshd_lab: SshLab, to: Reac
 
 
 def test_files_are_transferred_without_sftp(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
-    one = server(sshd_lab, "plain")
-    assert "sftp" not in (one.folder / "sshd_config").read_text()
+    result = server(sshd_lab, "plain")
+    assert "sftp" not in (result.folder / "sshd_config").read_text()
     there = to("plain")
     there.put(b"x" * 5_000_000, str(tmp_path / "file"))
     assert there.get(str(tmp_path / "file")) == b"x" * 5_000_000
 
 
 def test_f58_commands_wait_when_the_server_limits_sessions(sshd_lab: SshLab, to: Reach) -> None:
-    one = server(sshd_lab, "two-sessions", lines=["MaxSessions 2"])
+    result = server(sshd_lab, "two-sessions", lines=["MaxSessions 2"])
     there = to("two-sessions")
     there.open()
-    before = logins(one)
+    before = logins(result)
     answers = []
 
     def ask(number: int) -> None:
@@ -114,16 +114,16 @@ def test_f58_commands_wait_when_the_server_limits_sessions(sshd_lab: SshLab, to:
         for thread in threads:
             thread.join()
     assert sorted(answers) == [f"{number}\n" for number in range(5)]
-    assert logins(one) == before, "a refused session must not become a login of its own"
+    assert logins(result) == before, "a refused session must not become a login of its own"
 
 
 def test_f58_command_fails_unstarted_when_no_session_is_free(
     sshd_lab: SshLab, to: Reach, tmp_path: Path
 ) -> None:
-    one = server(sshd_lab, "one-session", lines=["MaxSessions 1"])
+    result = server(sshd_lab, "one-session", lines=["MaxSessions 1"])
     there = to("one-session")
     there.open()
-    before = logins(one)
+    before = logins(result)
     with there.stream(["cat"]) as stream:
         with pytest.raises(
             HostUnavailable, match=("accepts no more concurrent commands; this command was not started")
@@ -132,7 +132,7 @@ def test_f58_command_fails_unstarted_when_no_session_is_free(
         stream.close_stdin()
     assert there.run(["echo", "again"], timeout=600).stdout == "again\n"
     assert not (tmp_path / "ran").exists()
-    assert logins(one) == before
+    assert logins(result) == before
 
 
 def test_host_with_a_forced_command_is_an_error(sshd_lab: SshLab, to: Reach) -> None:
@@ -150,13 +150,13 @@ def test_f59_host_that_drops_every_login_is_tried_at_most_twice(sshd_lab: SshLab
     stack = "auth required pam_permit.so\naccount required pam_permit.so\nsession required pam_deny.so\n"
     (folder / "sshd").write_text(stack)
     bind = f'mount --bind {folder} /etc/pam.d && exec "$@"'
-    one = server(
+    result = server(
         sshd_lab, "drops", lines=["UsePAM yes"], prefix=["unshare", "--mount", "sh", "-c", bind, "sh"]
     )
-    before = logins(one)
+    before = logins(result)
     with pytest.raises(TransportError):
         to("drops").run(["true"], timeout=20)
-    assert logins(one) - before <= 2
+    assert logins(result) - before <= 2
 
 
 def test_c14_endless_output_of_a_host_is_limited(sshd_lab: SshLab, to: Reach) -> None:

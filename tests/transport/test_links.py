@@ -63,9 +63,9 @@ def test_c11_jump_host_with_an_unknown_key_is_refused(sshd_lab: SshLab, to: Reac
 
 
 def test_commands_and_transfers_work_with_50_ms_latency(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
-    one = server(sshd_lab, "plain")
-    with Proxy(one.port, delay=0.05) as proxy:
-        there = to(name_for(sshd_lab, proxy, one))
+    result = server(sshd_lab, "plain")
+    with Proxy(result.port, delay=0.05) as proxy:
+        there = to(name_for(sshd_lab, proxy, result))
         assert there.run(["echo", "x"]).stdout == "x\n"
         data = os.urandom(1 << 20) * 10
         there.put(data, str(tmp_path / "file"))
@@ -81,37 +81,37 @@ def test_commands_and_transfers_work_with_50_ms_latency(sshd_lab: SshLab, to: Re
 
 
 def test_c11_unknown_host_key_is_refused(sshd_lab: SshLab, to: Reach) -> None:
-    one = server(sshd_lab, "unknown", known=False)
+    result = server(sshd_lab, "unknown", known=False)
     before = sshd_lab.known_hosts.read_text()
     with pytest.raises(LoginRefused, match="the host key of unknown is not known on this machine") as caught:
         to("unknown").run(["true"])
-    assert fingerprint(one.folder / "hostkey") in caught.value.message
+    assert fingerprint(result.folder / "hostkey") in caught.value.message
     assert caught.value.hint
     assert not caught.value.transient
     assert sshd_lab.known_hosts.read_text() == before
-    assert logins(one) == 0
+    assert logins(result) == 0
 
 
 def test_c11_changed_host_key_is_refused(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
-    one = server(sshd_lab, "changed", known=False)
-    if f":{one.port} " not in sshd_lab.known_hosts.read_text():
+    result = server(sshd_lab, "changed", known=False)
+    if f":{result.port} " not in sshd_lab.known_hosts.read_text():
         with sshd_lab.known_hosts.open("a") as file:
-            file.write(f"[127.0.0.1]:{one.port} {make_key(tmp_path / 'other')}\n")
+            file.write(f"[127.0.0.1]:{result.port} {make_key(tmp_path / 'other')}\n")
     with pytest.raises(LoginRefused, match="the host key of changed has changed") as caught:
         to("changed").run(["true"])
-    assert fingerprint(one.folder / "hostkey") in caught.value.message
+    assert fingerprint(result.folder / "hostkey") in caught.value.message
     assert str(sshd_lab.known_hosts) in "\n".join(caught.value.evidence)
-    assert logins(one) == 0
+    assert logins(result) == 0
 
 
 def test_c11_revoked_host_key_is_refused(sshd_lab: SshLab, to: Reach) -> None:
-    one = server(sshd_lab, "revoked")
+    result = server(sshd_lab, "revoked")
     if "@revoked" not in sshd_lab.known_hosts.read_text():
         with sshd_lab.known_hosts.open("a") as file:
-            file.write(f"@revoked * {one.host_key}\n")
+            file.write(f"@revoked * {result.host_key}\n")
     with pytest.raises(LoginRefused, match="was revoked"):
         to("revoked").run(["true"])
-    assert logins(one) == 0
+    assert logins(result) == 0
 
 
 # ---- no link
@@ -137,13 +137,13 @@ def test_silent_host_is_reported(sshd_lab: SshLab, to: Reach) -> None:
         sshd_lab.host("silent", silent.getsockname()[1], "ConnectTimeout 2")
         with pytest.raises(HostUnavailable, match="silent did not answer"):
             to("silent").run(["true"])
-    sshd_lab.hosts = [one for one in sshd_lab.hosts if not one.startswith("Host silent\n")]
+    sshd_lab.hosts = [host for host in sshd_lab.hosts if not host.startswith("Host silent\n")]
 
 
 def test_f59_refused_login_is_not_repeated(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
-    one = server(sshd_lab, "plain")
+    result = server(sshd_lab, "plain")
     make_key(tmp_path / "wrong")
-    sshd_lab.host(f"denied-{tmp_path.name}", one.port, f"IdentityFile {tmp_path}/wrong")
+    sshd_lab.host(f"denied-{tmp_path.name}", result.port, f"IdentityFile {tmp_path}/wrong")
     # its own key comes first, the lab's second: leave only the wrong one
     lines = [line for line in sshd_lab.config.read_text().splitlines() if "/id" not in line]
     sshd_lab.config.write_text("\n".join(lines) + "\n")
@@ -153,12 +153,12 @@ def test_f59_refused_login_is_not_repeated(sshd_lab: SshLab, to: Reach, tmp_path
             there.run(["true"])
         assert "publickey" in caught.value.message
         assert not caught.value.transient
-        before = one.log.count("Connection from")
+        before = result.log.count("Connection from")
         with pytest.raises(LoginRefused, match="refused the login"):
             there.run(["true"])
-        assert one.log.count("Connection from") == before
+        assert result.log.count("Connection from") == before
     finally:
-        sshd_lab.host("unused", one.port)
+        sshd_lab.host("unused", result.port)
 
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=touch /tmp/x", "a b", "a;b", "", "a\nb", "$(id)", "a/b"])

@@ -38,8 +38,8 @@ def factors(sshd_lab: SshLab) -> SshLab:
     check.write_text(f"#!/bin/sh\n[ \"$(tr -d '\\0')\" = {CODE} ]\n")
     check.chmod(0o755)
     stack = f"auth required pam_exec.so quiet expose_authtok {check}\n"
-    rest = "account required pam_permit.so\nsession required pam_permit.so\n"
-    (folder / "sshd").write_text(f"{stack}auth required pam_permit.so\n{rest}")
+    text = "account required pam_permit.so\nsession required pam_permit.so\n"
+    (folder / "sshd").write_text(f"{stack}auth required pam_permit.so\n{text}")
     bind = f'mount --bind {folder} /etc/pam.d && exec "$@"'
     prefix = ["unshare", "--mount", "sh", "-c", bind, "sh"]
     common = ["UsePAM yes", "KbdInteractiveAuthentication yes", "MaxAuthTries 6"]
@@ -102,8 +102,8 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         """End the program, if a failed test left it: others would wait for its login."""
         if not self.over:
-            for one in {os.tcgetpgrp(self.handle), self.pid}:
-                os.kill(one, signal.SIGKILL)
+            for item in {os.tcgetpgrp(self.handle), self.pid}:
+                os.kill(item, signal.SIGKILL)
             os.waitpid(self.pid, 0)
             os.close(self.handle)
 
@@ -134,22 +134,22 @@ def at_terminal(lab: SshLab, host: str, transport: str = "openssh") -> Terminal:
 @pytest.mark.parametrize("host", ["both", "code"])
 def test_second_factor_is_entered_at_the_terminal(factors: SshLab, host: str, transport: str) -> None:
     factors.logout()
-    with at_terminal(factors, host, transport) as one:
-        one.wait_until("Password:")
-        one.type(CODE)
-        one.wait_until("GOT x")
-        assert one.end() == 0
-        assert CODE not in one.said
+    with at_terminal(factors, host, transport) as result:
+        result.wait_until("Password:")
+        result.type(CODE)
+        result.wait_until("GOT x")
+        assert result.end() == 0
+        assert CODE not in result.said
 
 
 @needs_pam
 def test_single_login_serves_later_commands_without_a_terminal(factors: SshLab) -> None:
     factors.logout()
-    with at_terminal(factors, "both") as one:
-        one.wait_until("Password:")
-        one.type(CODE)
-        one.wait_until("GOT x")
-        one.end()
+    with at_terminal(factors, "both") as result:
+        result.wait_until("Password:")
+        result.type(CODE)
+        result.wait_until("GOT x")
+        result.end()
         before = attempts(factors.servers["both"])
         assert reach(factors, "both", "openssh").run(["echo", "y"]).stdout == "y\n"
         assert attempts(factors.servers["both"]) == before
@@ -160,12 +160,12 @@ def test_single_login_serves_later_commands_without_a_terminal(factors: SshLab) 
 def test_f59_three_wrong_codes_end_in_a_single_login_attempt(factors: SshLab, transport: str) -> None:
     factors.logout()
     before = attempts(factors.servers["both"])
-    with at_terminal(factors, "both", transport) as one:
+    with at_terminal(factors, "both", transport) as result:
         for _ in range(3):
-            one.wait_until("Password:")
-            one.type("wrong")
-        one.wait_until("error: both (refused the login|did not accept)")
-        one.end()
+            result.wait_until("Password:")
+            result.type("wrong")
+        result.wait_until("error: both (refused the login|did not accept)")
+        result.end()
         assert attempts(factors.servers["both"]) == before + 1
 
 
@@ -223,33 +223,33 @@ def test_interrupted_login_restores_the_terminal(factors: SshLab) -> None:
         "except KeyboardInterrupt: print('INTERRUPTED')\n"
         "print('MINE', os.tcgetpgrp(1) == os.getpgrp(), input('more? '), 'END')"
     )
-    with Terminal(factors, code) as one:
-        one.wait_until("Password:")
-        one.interrupt()
-        one.wait_until(r"INTERRUPTED[\s\S]*more\?")
-        one.type("yes")
-        one.wait_until("MINE True yes")
-        one.end()
+    with Terminal(factors, code) as result:
+        result.wait_until("Password:")
+        result.interrupt()
+        result.wait_until(r"INTERRUPTED[\s\S]*more\?")
+        result.type("yes")
+        result.wait_until("MINE True yes")
+        result.end()
 
 
 def test_unknown_host_key_is_confirmed_at_the_terminal(sshd_lab: SshLab) -> None:
     sshd_lab.server("asks", known=False)
-    with at_terminal(sshd_lab, "asks") as one:
-        one.wait_until(r"Are you sure you want to continue connecting")
-        assert "SHA256:" in one.said
-        one.type("no")
-        one.wait_until("error: the host key of asks is not known on this machine")
-        one.end()
+    with at_terminal(sshd_lab, "asks") as result:
+        result.wait_until(r"Are you sure you want to continue connecting")
+        assert "SHA256:" in result.said
+        result.type("no")
+        result.wait_until("error: the host key of asks is not known on this machine")
+        result.end()
 
 
 @pytest.mark.parametrize("transport", REMOTE)
 def test_key_with_a_passphrase_is_unlocked(sshd_lab: SshLab, transport: str, tmp_path: Path) -> None:
     if "locked" not in sshd_lab.servers:
-        one = sshd_lab.server("locked", client=[f"IdentityFile {sshd_lab.root}/locked-key"])
+        result = sshd_lab.server("locked", client=[f"IdentityFile {sshd_lab.root}/locked-key"])
         key = sshd_lab.root / "locked-key"
         words = [program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "open sesame", "-f", str(key)]
         subprocess.run(words, check=True)
-        (one.folder / "authorized_keys").write_bytes(key.with_suffix(".pub").read_bytes())
+        (result.folder / "authorized_keys").write_bytes(key.with_suffix(".pub").read_bytes())
         with (sshd_lab.root / "authorized_keys").open("a") as file:
             file.write(key.with_suffix(".pub").read_text())
     sshd_lab.logout()

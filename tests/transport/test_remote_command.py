@@ -163,10 +163,10 @@ def test_ssh_config_includes_are_read(tmp_path: Path, monkeypatch: pytest.Monkey
         "Include config.d/*\nUser everywhere\nHost c\n  Include none-such\n  Port 3\n"
     )
     config = ssh_config.load(None)
-    found = {name: ssh_config.lookup(config, name) for name in "abc"}
-    assert (found["a"].user, found["a"].port) == ("from-a", 22)
-    assert (found["b"].user, found["b"].port, found["b"].jumps) == ("everywhere", 2222, ("x@j1:22", "j2"))
-    assert found["c"].port == 3
+    result = {name: ssh_config.lookup(config, name) for name in "abc"}
+    assert (result["a"].user, result["a"].port) == ("from-a", 22)
+    assert (result["b"].user, result["b"].port, result["b"].jumps) == ("everywhere", 2222, ("x@j1:22", "j2"))
+    assert result["c"].port == 3
     assert ssh_config.lookup(config, "z@[::1]:99").port == 99
     assert ssh_config.lookup(config, "a", "asked").user == "asked"
 

@@ -88,4 +88,4 @@ class Cluster:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         lines = (self.run / "events.jsonl").read_text().splitlines()
-        return [one for one in map(json.loads, lines) if one["event"] == name]
+        return [item for item in map(json.loads, lines) if item["event"] == name]

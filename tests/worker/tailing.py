@@ -32,31 +32,31 @@ class RecordingPipe(wire.Pipe):
         pass
 
     def payloads(self, kind: int) -> list[bytes]:
-        return [payload for one, _, payload in self.sent if one == kind]
+        return [payload for item, _, payload in self.sent if item == kind]
 
     def told(self, kind: int) -> list[Any]:
         return [json.loads(payload) for payload in self.payloads(kind)]
 
     def files(self, *wanted: str) -> list[tuple[Any, ...]]:
         """What was said of which file follows, in order: the name and why, or the values wanted."""
-        return [tuple(one[key] for key in wanted or ("name", "why")) for one in self.told(wire.FILE)]
+        return [tuple(item[key] for key in wanted or ("name", "why")) for item in self.told(wire.FILE)]
 
     def texts(self) -> dict[str, bytes]:
         """The bytes that came of each file, those of one name together; each piece stands where it says."""
         names: dict[int, str] = {}
         ends: dict[int, int] = {}
-        found: dict[str, bytes] = {}
+        result: dict[str, bytes] = {}
         for kind, stream, payload in self.sent:
             if kind == wire.FILE:
-                one = json.loads(payload)
-                names[stream], ends[stream] = one["name"], one["offset"]
-                found.setdefault(one["name"], b"")
+                document = json.loads(payload)
+                names[stream], ends[stream] = document["name"], document["offset"]
+                result.setdefault(document["name"], b"")
             elif kind == wire.DATA:
                 data = payload[wire.OFFSET.size :]
                 assert wire.OFFSET.unpack_from(payload)[0] == ends[stream]
                 ends[stream] += len(data)
-                found[names[stream]] += data
-        return found
+                result[names[stream]] += data
+        return result
 
 
 class Reader(RecordingPipe):

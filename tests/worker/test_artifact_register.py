@@ -31,7 +31,7 @@ def ask(run: Path, op: str, **values: Any) -> dict[str, Any]:
 
 def prune(run: Path, **values: Any) -> list[str]:
     request = {"keep": 2, "best": "", "largest": False, "remove": False, **values}
-    return [one["path"].rpartition("-")[2] for one in ask(run, "prune", **request)["removed"]]
+    return [item["path"].rpartition("-")[2] for item in ask(run, "prune", **request)["removed"]]
 
 
 def test_artifact_list_reports_current_files_and_pins(run: Path) -> None:
@@ -39,7 +39,7 @@ def test_artifact_list_reports_current_files_and_pins(run: Path) -> None:
     (run / "checkpoints/step-0").rmdir()
     (run / "checkpoints/step-1/more").write_bytes(b"12345")
     ask(run, "pin", paths=["checkpoints/step-2"])
-    rows = {one["path"]: one for one in ask(run, "list", checksums=["model.bin"])["artifacts"]}
+    rows = {artifact["path"]: artifact for artifact in ask(run, "list", checksums=["model.bin"])["artifacts"]}
     gone, grown, pinned = (rows[f"checkpoints/step-{step}"] for step in range(3))
     assert (gone["there"], "now_bytes" in gone) == (False, False)
     assert (grown["now_bytes"], grown["files"], "now_sha256" in grown) == (7, 2, False)

@@ -197,8 +197,8 @@ def test_command_runs_after_the_run_is_installed_and_its_job_is_recorded(side: S
     assert side.send(then=then) == {
         "done": {"code": 0, "stdout": "Submitted\n17;lab\n", "stderr": "{}", "late": False}
     }
-    told = json.loads((side.run / "events.jsonl").read_text())
-    assert (told["event"], told["job_id"], told["cluster"]) == ("submitted", "17", "c")
+    document = json.loads((side.run / "events.jsonl").read_text())
+    assert (document["event"], document["job_id"], document["cluster"]) == ("submitted", "17", "c")
 
 
 @pytest.mark.parametrize(("words", "code"), [("echo 17; exit 3", 3), ("echo no number", 0)])
@@ -241,8 +241,8 @@ def test_server_handles_a_single_request_or_all_requests(
     two = side.data() + side.data(run_dir=f"{side.folder}/runs/b")
     assert run(monkeypatch, capsys, two) == (0, [{"done": {}}])
     assert not (side.folder / "runs/b").exists()
-    told = [{"exists": str(side.run)}, {"done": {}}]
-    assert run(monkeypatch, capsys, two, "keep") == (0, told)
+    result = [{"exists": str(side.run)}, {"done": {}}]
+    assert run(monkeypatch, capsys, two, "keep") == (0, result)
 
 
 @pytest.mark.parametrize(("bad", "key", "code"), [(length(3) + b"abc", "refused", 76), (b"\0", "cut", 77)])

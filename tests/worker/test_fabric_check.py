@@ -51,13 +51,13 @@ def test_fabric_check_reports_the_bandwidth_of_each_size(tmp_path: Path) -> None
     assert [code for code, _ in ended] == [0, 0, 0], ended
     assert "fabric check: " in ended[0][1]
     assert not ended[1][1]
-    found = json.loads((tmp_path / "fabric.json").read_text())
-    assert found["backend"] == "gloo"
-    assert found["problem"] is None
-    assert set(found["sizes"]) <= {"1048576", "4194304", "16777216"}
-    assert found["busbw_gbs"] == max(found["sizes"].values()) > 0
-    assert found["hosts"] == [socket.gethostname()] * 3
-    assert found["ring_gbs"][found["slowest_rank"]] == min(found["ring_gbs"])
+    document = json.loads((tmp_path / "fabric.json").read_text())
+    assert document["backend"] == "gloo"
+    assert document["problem"] is None
+    assert set(document["sizes"]) <= {"1048576", "4194304", "16777216"}
+    assert document["busbw_gbs"] == max(document["sizes"].values()) > 0
+    assert document["hosts"] == [socket.gethostname()] * 3
+    assert document["ring_gbs"][document["slowest_rank"]] == min(document["ring_gbs"])
 
 
 def test_fabric_check_fails_below_half_of_the_expected_bandwidth(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_fabric_check_fails_when_nccl_uses_tcp_on_a_faster_fabric(
             os.environ["PYTHONPATH"] = before
     assert ended[0][0] == code
     assert "via NET/Socket/0" in ended[0][1]
-    told = f"fabric check failed: NCCL uses TCP (NET/Socket) on {socket.gethostname()} instead of {fabric}"
-    assert (told in ended[0][1]) == (code == 86)
+    text = f"fabric check failed: NCCL uses TCP (NET/Socket) on {socket.gethostname()} instead of {fabric}"
+    assert (text in ended[0][1]) == (code == 86)
 
 
 def test_fabric_check_parses_as_python_3_6() -> None:

@@ -19,9 +19,9 @@ def report(node: str, *bad: str) -> Report:
 
 def choice(reports: list[Report], before: tuple[Report, ...] = (), **more: Any) -> tuple[str, list[str]]:
     values: dict[str, Any] = {"requeues": 0, "wanted": 2, "may_requeue": True, **more}
-    made = decide(reports, before, **values)
-    assert made.reason
-    return made.action, list(made.exclude)
+    decision = decide(reports, before, **values)
+    assert decision.reason
+    return decision.action, list(decision.exclude)
 
 
 def test_health_decision_excludes_bad_nodes_when_enough_nodes_are_healthy() -> None:
@@ -58,9 +58,9 @@ def test_health_decision_requeues_the_job_without_bad_nodes_when_too_few_are_hea
 def test_health_decision_stop_states_the_reason(
     reports: list[Report], before: tuple[Report, ...], more: dict[str, Any], words: str
 ) -> None:
-    made = decide(reports, before, **{"requeues": 0, "wanted": 2, "may_requeue": True, **more})
-    assert made.action == "stop"
-    assert words in made.reason
+    decision = decide(reports, before, **{"requeues": 0, "wanted": 2, "may_requeue": True, **more})
+    assert decision.action == "stop"
+    assert words in decision.reason
 
 
 def test_health_decision_requeues_when_nodes_fail_different_checks() -> None:
@@ -75,7 +75,7 @@ def test_health_decision_stops_for_a_missing_python_module() -> None:
 def test_node_without_an_end_line_is_bad_unless_no_node_has_an_answer() -> None:
     fine = [finding("disk", "ok", "yes")]
     reports = judge_nodes(["n1", "n2", "n3"], HealthReport({"n1": fine, "n2": fine}, ["n1"], [], [True]))
-    assert [one.ok for one in reports] == [True, False, False]
+    assert [item.ok for item in reports] == [True, False, False]
     assert reports[2].why() == "answer: did not answer"
     assert (
         judge_nodes(["n1", "n2"], HealthReport({}, [], ["srun: error: Unable to create step"], [True])) == []
@@ -85,15 +85,15 @@ def test_node_without_an_end_line_is_bad_unless_no_node_has_an_answer() -> None:
 def test_node_named_in_an_srun_launch_error_is_bad() -> None:
     words = ["srun: error: Task launch for StepId=17.0 failed on node n2: Communication connection failure"]
     reports = judge_nodes(["n1", "n2", "n3"], HealthReport({"n1": []}, [], words, []))
-    assert [one.ok for one in reports] == [True, False, True]
+    assert [item.ok for item in reports] == [True, False, True]
     assert "Communication connection failure" in reports[1].why()
-    assert [one.ok for one in judge_nodes(["n2"], HealthReport({}, [], words, []))] == [False]
+    assert [item.ok for item in judge_nodes(["n2"], HealthReport({}, [], words, []))] == [False]
 
 
 def test_unknown_and_warning_findings_leave_a_node_healthy() -> None:
-    found = [finding("gpus", "unknown", "?"), finding("clock", "warn", "9 s")]
-    [one] = judge_nodes(["n1"], HealthReport({"n1": found}, ["n1"], [], []))
-    assert one.ok
+    answer = [finding("gpus", "unknown", "?"), finding("clock", "warn", "9 s")]
+    [result] = judge_nodes(["n1"], HealthReport({"n1": answer}, ["n1"], [], []))
+    assert result.ok
 
 
 def test_reports_of_earlier_starts_are_read_from_the_events() -> None:
@@ -109,7 +109,7 @@ def test_health_check_ends_a_hanging_srun(tmp_path: Path) -> None:
     mark = tmp_path / "told"
     words = 'dtslurm-health: {"node": "n1", "begin": true}'
     hang = f"print({words!r}, flush=True); import time; open({str(mark)!r}, 'w'); time.sleep(600)"
-    seen = health.look([sys.executable, "-c", hang], limit_s=120.0, has_ended=mark.exists)
-    assert (seen.findings, seen.done, seen.late) == ({"n1": []}, [], [True])
+    result = health.look([sys.executable, "-c", hang], limit_s=120.0, has_ended=mark.exists)
+    assert (result.findings, result.done, result.late) == ({"n1": []}, [], [True])
     assert health.look([sys.executable, "-c", "import time; time.sleep(600)"], limit_s=0.0).done == []
     assert health.look(["/no/such/srun"]).words

@@ -29,10 +29,10 @@ def keeper(site: Path) -> Supervisor:
     program.chmod(0o700)
     (site / "state").write_text(RUNNING)
     (site / "health.json").write_text(json.dumps({"srun_options": ["--container-image=x"], "gpus": 0}))
-    made = Supervisor([*ASKED, "--health-check"])
-    made.top, made.nodes = str(site), ["n1", "n2", "n3"]
+    supervisor = Supervisor([*ASKED, "--health-check"])
+    supervisor.top, supervisor.nodes = str(site), ["n1", "n2", "n3"]
     lease.take(str(site), 0)
-    return made
+    return supervisor
 
 
 def write_findings(site: Path, **nodes: tuple[str, ...]) -> None:
@@ -40,11 +40,11 @@ def write_findings(site: Path, **nodes: tuple[str, ...]) -> None:
     lines = ["srun: job 17 queued and waiting"]
     for node, findings in nodes.items():
         lines.append(line(node, begin=True))
-        for one in findings:
-            check, level = one.split(":")
+        for finding in findings:
+            check, level = finding.split(":")
             lines.append(line(node, check=check, level=level, evidence=f"{check} is {level}"))
         lines.append(line(node, end=True))
-    (site / "told").write_text("".join(f"{one}\n" for one in lines))
+    (site / "told").write_text("".join(f"{item}\n" for item in lines))
 
 
 def line(node: str, **values: Any) -> str:
@@ -59,8 +59,8 @@ def test_training_starts_when_all_nodes_are_healthy(
     out = capsys.readouterr().out
     assert "dtslurm: health: node n3, clock: clock is warn\n" in out
     assert re.search(r"health: 3 nodes in \d+\.\d s, 0 bad\n", out)
-    told = keeper.ledger.events("health")
-    assert [(one["node"], one["ok"], len(one["findings"])) for one in told] == [
+    result = keeper.ledger.events("health")
+    assert [(item["node"], item["ok"], len(item["findings"])) for item in result] == [
         ("n1", True, 0),
         ("n2", True, 0),
         ("n3", True, 1),
@@ -76,8 +76,8 @@ def test_bad_node_is_excluded_when_enough_nodes_are_healthy(
     write_findings(site, n1=(), n2=("gpus:bad",), n3=())
     assert health.before_training(keeper) is None
     assert keeper.healthy() == ["n1", "n3"]
-    [told] = keeper.ledger.events("node_excluded")
-    assert (told["node"], "gpus is bad" in told["reason"]) == ("n2", True)
+    [result] = keeper.ledger.events("node_excluded")
+    assert (result["node"], "gpus is bad" in result["reason"]) == ("n2", True)
     out = capsys.readouterr().out
     assert "health: node n2 is bad: " in out
     assert "1 bad; n2 is excluded\n" in out

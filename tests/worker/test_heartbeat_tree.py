@@ -174,10 +174,10 @@ class Job:
 
     def pulse(self) -> None:
         """Let every node send a heartbeat, and the supervisor look."""
-        for name, one in self.relays.items():
+        for name, item in self.relays.items():
             if name not in self.silenced:
                 ranks = {name[1:]: {"cpu": 1.0, "output": 7}}
-                one.put(beat("beat", ranks, restarted=name in self.restarted, activity=self.activity))
+                item.put(beat("beat", ranks, restarted=name in self.restarted, activity=self.activity))
         time.sleep(0.05)
         self.beats.look()
 
@@ -189,7 +189,7 @@ class Job:
         wait_until(is_reached, limit=limit)
 
     def linked(self) -> list[str]:
-        return sorted(name for name, one in self.relays.items() if one.orders is not None)
+        return sorted(name for name, item in self.relays.items() if item.orders is not None)
 
     def freeze(self, name: str) -> None:
         """Let a node keep its connections and do nothing, as when its network is cut off."""
@@ -210,10 +210,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setattr(relay, "CONNECT_S", 1.0)
     made = Job(tmp_path)
     yield made
-    for one in Job.started:
-        one._is_leaving = True
-    for one in Job.started:
-        assert one._left.wait(20)
+    for item in Job.started:
+        item._is_leaving = True
+    for item in Job.started:
+        assert item._left.wait(20)
     Job.started.clear()
     made.beats.close()
 

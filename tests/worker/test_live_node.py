@@ -91,10 +91,10 @@ def test_rank_that_waits_for_its_data_loader_reports_the_worker_stacks(
     looks[pids[1]] = thread("/x/train.py")
     looks[70] = thread("/x/dataset.py")
     monkeypatch.setattr(stacks, "children_of", lambda pid: {pids[0]: [70, 71, 72, 73, 74]}[pid])
-    found = live.look([[0, pids[0]], [1, pids[1]], [2, 999_999_999]], "/far/run-1", 1.0)
-    assert [one["pid"] for one in found["0"]["workers"]] == [70]  # those that are seen to do something
-    assert "workers" not in found["1"]
-    assert found["2"] == {"pid": None, "by": "none", "why": [], "threads": []}
+    result = live.look([[0, pids[0]], [1, pids[1]], [2, 999_999_999]], "/far/run-1", 1.0)
+    assert [worker["pid"] for worker in result["0"]["workers"]] == [70]  # those that are seen to do something
+    assert "workers" not in result["1"]
+    assert result["2"] == {"pid": None, "by": "none", "why": [], "threads": []}
 
 
 @pytest.mark.parametrize(
@@ -131,5 +131,5 @@ def test_each_node_reports_only_its_own_ranks(
     assert all(line.startswith(f"dtslurm-live:{name}:") for line in out.splitlines())
     assert all(len(line) < 800 for line in out.splitlines())
     assert alarms == [15]  # it ends by itself when its time is up
-    found, _ = service._read(Completed(("srun",), 0, out, ""), {name: nodes.get(name, [])})
-    assert sorted(map(str, found)) == ranks
+    result, _ = service._read(Completed(("srun",), 0, out, ""), {name: nodes.get(name, [])})
+    assert sorted(map(str, result)) == ranks

@@ -114,9 +114,9 @@ def test_memory_is_the_smaller_of_machine_and_cgroup_limit(
 
     monkeypatch.setattr(builtins, "open", opened)
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2 << 20}.__getitem__)
-    found = machine.memory_mib()
+    result = machine.memory_mib()
     monkeypatch.undo()
-    assert found == memory
+    assert result == memory
 
 
 def test_machine_reports_no_memory_and_one_cpu_when_the_system_hides_them(
@@ -196,11 +196,11 @@ def test_job_without_gpus_gets_an_empty_cuda_visible_devices(tmp_path: Path) -> 
 
 def test_login_environment_contains_only_login_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     source = {"LC_ALL": "C", "SECRET": "x", "HOME": "/mine"}
-    found = environment.login_environment(source)
-    assert found["HOME"] == "/mine"
-    assert found["USER"] == found["LOGNAME"] == pwd.getpwuid(os.getuid()).pw_name
-    assert (found["LC_ALL"], found["PATH"]) == ("C", "/usr/local/bin:/usr/bin:/bin")
-    assert "SECRET" not in found
+    result = environment.login_environment(source)
+    assert result["HOME"] == "/mine"
+    assert result["USER"] == result["LOGNAME"] == pwd.getpwuid(os.getuid()).pw_name
+    assert (result["LC_ALL"], result["PATH"]) == ("C", "/usr/local/bin:/usr/bin:/bin")
+    assert "SECRET" not in result
 
     def unknown(_uid: int) -> pwd.struct_passwd:
         raise KeyError

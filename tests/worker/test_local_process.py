@@ -28,9 +28,9 @@ def files(tmp_path: Path) -> Iterator[local_process.Files]:
 
 def exit_code_of(pid: int) -> int:
     """Return the exit code of a process that was started, once it has ended."""
-    found: dict[int, int] = {}
-    wait_until(lambda: found.update(local_process.reap()) or pid in found)
-    return os.waitstatus_to_exitcode(found[pid])
+    result: dict[int, int] = {}
+    wait_until(lambda: result.update(local_process.reap()) or pid in result)
+    return os.waitstatus_to_exitcode(result[pid])
 
 
 def start(files: local_process.Files, cwd: Path, *argv: str, **env: str) -> int:
@@ -78,8 +78,8 @@ def test_program_starts_in_tmp_when_its_directory_is_missing(
 ) -> None:
     assert exit_code_of(start(files, tmp_path / "gone", "pwd")) == 0
     assert (tmp_path / "out").read_text() == "/tmp\n"
-    told = (tmp_path / "err").read_text()
-    assert f"couldn't chdir to `{tmp_path}/gone': No such file or directory: going to /tmp" in told
+    text = (tmp_path / "err").read_text()
+    assert f"couldn't chdir to `{tmp_path}/gone': No such file or directory: going to /tmp" in text
 
 
 # ---- Who is who ----

@@ -154,8 +154,8 @@ def test_array_tasks_are_separate_jobs_limited_to_a_number_at_once(queue: Queue)
     words: dict[str, tuple[int, int | None]] = {
         "1": (1, None), "1_5": (1, 5), "1_4": (1, 4), "2": (2, None), "9": (9, None),
     }  # fmt: skip
-    found = {text: local_queue.find_records(queue.state, *word) for text, word in words.items()}
-    assert {text: [one["id"] for one in records] for text, records in found.items()} == {
+    result = {text: local_queue.find_records(queue.state, *word) for text, word in words.items()}
+    assert {text: [record["id"] for record in records] for text, records in result.items()} == {
         "1": [1, 2, 3], "1_5": [2], "1_4": [], "2": [2], "9": [],
     }  # fmt: skip
     queue.submit(dependency=[("afterok", "1_5")])

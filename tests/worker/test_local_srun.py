@@ -28,8 +28,8 @@ fi; """
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path) as made:
-        yield made
+    with LocalCluster(tmp_path) as local_cluster:
+        yield local_cluster
 
 
 def lines(cluster: LocalCluster, body: str, *directives: str) -> list[str]:
@@ -48,11 +48,11 @@ def test_srun_sets_the_task_environment(cluster: LocalCluster) -> None:
         "srun --output=t%t.%n.%N.%s.%j env",
         "--nodes=2 --ntasks-per-node=2 --cpus-per-task=2 --gpus-per-node=2",
     )
-    found = {}
+    result = {}
     for task in range(4):
         node = task // 2
         text = (cluster.folder / f"t{task}.{node}.local{node + 1}.0.1").read_text()
-        found[task] = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+        result[task] = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     common = {
         "SLURM_JOB_ID": "1",
         "SLURM_STEP_ID": "0",
@@ -69,13 +69,13 @@ def test_srun_sets_the_task_environment(cluster: LocalCluster) -> None:
         "CUDA_VISIBLE_DEVICES": "0,1",
         "SLURM_GPUS_ON_NODE": "2",
     }
-    for task, env in found.items():
+    for task, env in result.items():
         assert {name: env.get(name) for name in common} == common
         assert env["SLURM_PROCID"] == str(task)
         assert env["SLURM_LOCALID"] == str(task % 2)
         assert env["SLURM_NODEID"] == str(task // 2)
         assert env["SLURMD_NODENAME"] == f"local{task // 2 + 1}"
-    assert len({env["SLURM_TASK_PID"] for env in found.values()}) == 4
+    assert len({env["SLURM_TASK_PID"] for env in result.values()}) == 4
 
 
 def test_slurm_task_pid_is_the_pid_of_the_task(cluster: LocalCluster) -> None:
@@ -105,7 +105,7 @@ def test_srun_exit_code_follows_failed_and_killed_tasks(
 
 @pytest.mark.parametrize("name", ["USR1", "USR2", "TERM", "INT", "HUP", "CONT"])
 def test_srun_forwards_signals_to_every_process_of_the_step(cluster: LocalCluster, name: str) -> None:
-    found = lines(
+    result = lines(
         cluster,
         f"""
         srun bash -c 'trap "echo task" {name}; (trap "echo child; exit" {name}
@@ -115,9 +115,9 @@ def test_srun_forwards_signals_to_every_process_of_the_step(cluster: LocalCluste
         """,
         "-n2",
     )
-    assert found.count("task") == 2
-    assert found.count("child") == 2
-    assert found[-1] == "rc=9"
+    assert result.count("task") == 2
+    assert result.count("child") == 2
+    assert result[-1] == "rc=9"
 
 
 def test_killed_srun_ends_its_tasks(cluster: LocalCluster) -> None:
@@ -156,15 +156,15 @@ def test_killed_srun_ends_its_tasks(cluster: LocalCluster) -> None:
 )
 def test_srun_places_tasks_by_distribution(cluster: LocalCluster, options: str, expected: list[str]) -> None:
     command = "bash -c 'echo $SLURM_PROCID $SLURM_LOCALID $SLURMD_NODENAME $SLURM_NTASKS'"
-    found = lines(cluster, f"srun {options} {command}", "-N2 --ntasks-per-node=2")
-    assert sorted(line for line in found if not line.startswith("srun: Warning")) == expected
+    result = lines(cluster, f"srun {options} {command}", "-N2 --ntasks-per-node=2")
+    assert sorted(line for line in result if not line.startswith("srun: Warning")) == expected
 
 
 def test_srun_prints_the_warnings_of_slurm(cluster: LocalCluster) -> None:
-    found = lines(cluster, "srun -n1 true; srun --ntasks-per-node=1 echo x", "-N2 --ntasks-per-node=2")
-    assert found[0] == "srun: Warning: can't run 1 processes on 2 nodes, setting nnodes to 1"
-    assert "Ignoring --ntasks-per-node" in found[1]
-    assert found[2:] == ["x"] * 4
+    result = lines(cluster, "srun -n1 true; srun --ntasks-per-node=1 echo x", "-N2 --ntasks-per-node=2")
+    assert result[0] == "srun: Warning: can't run 1 processes on 2 nodes, setting nnodes to 1"
+    assert "Ignoring --ntasks-per-node" in result[1]
+    assert result[2:] == ["x"] * 4
 
 
 @pytest.mark.parametrize(
@@ -191,18 +191,18 @@ def test_srun_prints_the_warnings_of_slurm(cluster: LocalCluster) -> None:
 def test_srun_refuses_unsupported_and_invalid_options(
     cluster: LocalCluster, options: str, words: str
 ) -> None:
-    found = lines(cluster, f"rc srun {options}", "-N2")
-    assert words in found[-2]
-    assert found[-1] == "rc=1"
+    result = lines(cluster, f"rc srun {options}", "-N2")
+    assert words in result[-2]
+    assert result[-1] == "rc=1"
 
 
 def test_srun_reports_a_program_that_cannot_run(cluster: LocalCluster) -> None:
     (cluster.folder / "plain").write_text("")
-    found = lines(cluster, "rc srun -n1 no-such-program; rc srun -n1 ./plain")
-    assert found[0] == "slurmstepd-local1: error: execve(): no-such-program: No such file or directory"
-    assert found[2] == "rc=2"
-    assert found[3] == "slurmstepd-local1: error: execve(): ./plain: Permission denied"
-    assert found[5] == "rc=13"
+    result = lines(cluster, "rc srun -n1 no-such-program; rc srun -n1 ./plain")
+    assert result[0] == "slurmstepd-local1: error: execve(): no-such-program: No such file or directory"
+    assert result[2] == "rc=2"
+    assert result[3] == "slurmstepd-local1: error: execve(): ./plain: Permission denied"
+    assert result[5] == "rc=13"
 
 
 def test_srun_writes_output_files_by_pattern(cluster: LocalCluster) -> None:
@@ -227,19 +227,19 @@ def test_srun_writes_output_files_by_pattern(cluster: LocalCluster) -> None:
 
 
 def test_srun_labels_output_lines_with_the_task(cluster: LocalCluster) -> None:
-    found = lines(
+    result = lines(
         cluster,
         "srun -l bash -c 'echo out; echo err >&2; printf unfinished'; srun -n1 -l -o f printf 'a\\nb'",
         "-n2",
     )
-    assert sorted(found) == ["0: err", "0: out", "0: unfinished", "1: err", "1: out", "1: unfinished"]
+    assert sorted(result) == ["0: err", "0: out", "0: unfinished", "1: err", "1: out", "1: unfinished"]
     assert (cluster.folder / "f").read_text() == "0: a\n0: b\n"
 
 
 def test_labelled_output_of_an_ended_step_is_complete(cluster: LocalCluster) -> None:
-    found = lines(cluster, "srun -l seq 30000", "-n2")
-    assert len(found) == 60000
-    assert [line for line in found if line.startswith("1: ")][-1] == "1: 30000"
+    result = lines(cluster, "srun -l seq 30000", "-n2")
+    assert len(result) == 60000
+    assert [line for line in result if line.startswith("1: ")][-1] == "1: 30000"
 
 
 def test_srun_distributes_standard_input(cluster: LocalCluster) -> None:
@@ -254,11 +254,11 @@ def test_srun_distributes_standard_input(cluster: LocalCluster) -> None:
         srun -i in.%t cat | sort; echo -
         seq 200000 | srun -n2 bash -c 'sum=$(md5sum); echo $sum'
     """
-    found = lines(cluster, body, "-n2")
+    result = lines(cluster, body, "-n2")
     digest = subprocess.run(
         "seq 200000 | md5sum", shell=True, capture_output=True, text=True, check=True
     ).stdout
-    assert found == [
+    assert result == [
         "nothing", "piped", "piped", "-", "-", "single", "-", "zero", "-", "one", "zero", "-",
         digest.strip().replace("  ", " "), digest.strip().replace("  ", " "),
     ]  # fmt: skip
@@ -266,7 +266,7 @@ def test_srun_distributes_standard_input(cluster: LocalCluster) -> None:
 
 def test_srun_exports_variables_by_option(cluster: LocalCluster) -> None:
     show = "/bin/bash -c 'echo a=$A b=$B f=$FOO home=$HOME id=$SLURM_PROCID'"
-    found = lines(
+    result = lines(
         cluster,
         f"""
         export B=5 FOO=6
@@ -280,27 +280,27 @@ def test_srun_exports_variables_by_option(cluster: LocalCluster) -> None:
         """,
     )
     home = os.environ["HOME"]
-    assert found[:5] == [
+    assert result[:5] == [
         f"a= b=5 f=6 home={home} id=0",
         "a=1 b=5 f= home= id=0",
         "a= b= f= home= id=0",
         f"a=2 b=5 f=6 home={home} id=0",
         "a= b= f= home= id=0",
     ]
-    assert found[-1] == "rc=2"  # as in Slurm, without PATH no program is found
+    assert result[-1] == "rc=2"  # as in Slurm, without PATH no program is found
 
 
 def test_export_none_directive_applies_to_srun(cluster: LocalCluster) -> None:
-    found = lines(
+    result = lines(
         cluster,
         "export A=1\nrc srun bash -c true\nexport SLURM_EXPORT_ENV=ALL\nsrun bash -c 'echo a=$A'",
         "--export=NONE",
     )
-    assert found[-2:] == ["rc=2", "a=1"]
+    assert result[-2:] == ["rc=2", "a=1"]
 
 
 def test_srun_accepts_other_options(cluster: LocalCluster) -> None:
-    found = lines(
+    result = lines(
         cluster,
         """
         srun -D / -J other -u --mpi=none --cpu-bind=verbose,cores --exact -v -c 1 \\
@@ -312,18 +312,18 @@ def test_srun_accepts_other_options(cluster: LocalCluster) -> None:
         """,
         "-N1 -c4",
     )
-    assert found[0] == "/ other"
-    assert "--mpi=pmix has no effect" in found[1]
-    assert found[2] == "rc=0"
-    assert "couldn't chdir to `/nonexistent'" in found[3]
-    assert found[4:6] == ["/tmp", "rc=0"]
-    assert found[6] == "cpus=3"
-    assert found[-1] == "rc=4"
+    assert result[0] == "/ other"
+    assert "--mpi=pmix has no effect" in result[1]
+    assert result[2] == "rc=0"
+    assert "couldn't chdir to `/nonexistent'" in result[3]
+    assert result[4:6] == ["/tmp", "rc=0"]
+    assert result[6] == "cpus=3"
+    assert result[-1] == "rc=4"
 
 
 def test_srun_binds_gpus_to_tasks(cluster: LocalCluster) -> None:
     show = "bash -c 'echo $SLURM_PROCID:$CUDA_VISIBLE_DEVICES' | sort | xargs"
-    found = lines(
+    result = lines(
         cluster,
         f"""
         srun --gpu-bind=none {show}
@@ -335,13 +335,13 @@ def test_srun_binds_gpus_to_tasks(cluster: LocalCluster) -> None:
         """,
         "-n2 --gpus-per-node=4",
     )
-    assert found == [
+    assert result == [
         "0:0,1,2,3 1:0,1,2,3", "0:0 1:1", "0:0,1 1:2,3", "0:3 1:1", "0:0,1,2 1:0,1,2", "0:0,1 1:0,1",
     ]  # fmt: skip
 
 
 def test_steps_wait_for_each_other_unless_overlap_is_allowed(cluster: LocalCluster) -> None:
-    found = lines(
+    result = lines(
         cluster,
         """
         srun -N1 -n1 bash -c 'echo first-up; until [ -e go ]; do sleep 0.02; done; echo first-down' &
@@ -354,18 +354,18 @@ def test_steps_wait_for_each_other_unless_overlap_is_allowed(cluster: LocalClust
         """,
         "-n2",
     )
-    assert found[:5] == [
+    assert result[:5] == [
         "first-up",
         "overlapping 1",
         "srun: Job 1 step creation temporarily disabled, retrying (Requested nodes are busy)",
         "first-down",
         "srun: Step created for job 1",
     ]
-    assert found[5:] == ["second", "beside"]
+    assert result[5:] == ["second", "beside"]
 
 
 def test_cancelled_srun_stops_waiting_for_a_step(cluster: LocalCluster) -> None:
-    found = lines(
+    result = lines(
         cluster,
         """
         srun --exact bash -c 'until [ -e go ]; do sleep 0.02; done' & first=$!
@@ -375,7 +375,7 @@ def test_cancelled_srun_stops_waiting_for_a_step(cluster: LocalCluster) -> None:
         kill $second; rc wait $second; touch go; wait $first
         """,
     )
-    assert found[-2:] == ["srun: error: Cancelled pending job step", "rc=1"]
+    assert result[-2:] == ["srun: error: Cancelled pending job step", "rc=1"]
 
 
 def test_srun_outside_a_job_is_refused(cluster: LocalCluster) -> None:
@@ -389,7 +389,7 @@ def test_srun_outside_a_job_is_refused(cluster: LocalCluster) -> None:
 
 
 def test_scontrol_shows_hostnames_and_jobs(cluster: LocalCluster) -> None:
-    found = lines(
+    result = lines(
         cluster,
         """
         scontrol show hostnames | xargs
@@ -404,18 +404,18 @@ def test_scontrol_shows_hostnames_and_jobs(cluster: LocalCluster) -> None:
         """,
         "-N3 --comment=hi",
     )
-    assert found[:3] == ["local1 local2 local3", "local1", "a01 a02 a03 a7 b"]
-    assert found[3].startswith(
+    assert result[:3] == ["local1 local2 local3", "local1", "a01 a02 a03 a7 b"]
+    assert result[3].startswith(
         "scontrol: error: the embedded scheduler's scontrol does not offer 'update job=1'; it"
     )
-    assert found[4] == "rc=1"
-    assert found[5:9:2] == [
+    assert result[4] == "rc=1"
+    assert result[5:9:2] == [
         "scontrol: error: invalid node list 'a['",
         "scontrol: error: Invalid job id specified: 99",
     ]
-    assert found[6] == found[8] == found[10] == "rc=1"
-    shown = "\n".join(found[11:])
+    assert result[6] == result[8] == result[10] == "rc=1"
+    shown = "\n".join(result[11:])
     for words in ("JobId=1 JobName=job", "JobState=RUNNING Reason=None", "NodeList=local[1-3]", "NumNodes=3",
                   "TimeLimit=UNLIMITED", "Comment=dtslurm:t0k3n"):  # fmt: skip
         assert words in shown
-    assert found[-1] == "JobId=1 JobName=job"
+    assert result[-1] == "JobId=1 JobName=job"

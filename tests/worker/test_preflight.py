@@ -27,7 +27,7 @@ PROGRAMS = sorted((assets.worker("preflight")).glob("*.py"))
 
 
 def levels(findings: list[Finding]) -> dict[str, str]:
-    return {one["check"]: one["level"] for one in findings}
+    return {item["check"]: item["level"] for item in findings}
 
 
 def program(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,20 +64,20 @@ def nvidia(tmp_path: Path) -> Callable[..., list[Finding]]:
 
     def look(wanted: dict[str, Any], **env: str) -> list[Finding]:
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "CUDA_"))}
-        told = {"DTSLURM_NVML": str(path), "FAKE_GPUS": "4", "WANTED": json.dumps(wanted), **env}
+        reply = {"DTSLURM_NVML": str(path), "FAKE_GPUS": "4", "WANTED": json.dumps(wanted), **env}
         argv = [sys.executable, "-c", LOOK]
-        done = subprocess.run(argv, env={**clean, **told}, capture_output=True, text=True, check=False)
+        done = subprocess.run(argv, env={**clean, **reply}, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
-        found: list[Finding] = json.loads(done.stdout)
-        return found
+        outcome: list[Finding] = json.loads(done.stdout)
+        return outcome
 
     return look
 
 
 def test_working_gpus_pass_the_checks(nvidia: Callable[..., list[Finding]]) -> None:
-    found = nvidia({"gpus": 4, "intra_node": "nvswitch"}, FAKE_ECC="0")
-    assert levels(found) == {"gpus": "ok", "ecc": "ok", "nvlink": "ok", "gpu-memory": "warn"}
-    assert found[2]["evidence"] == "3 NVLinks are up on each GPU"
+    result = nvidia({"gpus": 4, "intra_node": "nvswitch"}, FAKE_ECC="0")
+    assert levels(result) == {"gpus": "ok", "ecc": "ok", "nvlink": "ok", "gpu-memory": "warn"}
+    assert result[2]["evidence"] == "3 NVLinks are up on each GPU"
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_working_gpus_pass_the_checks(nvidia: Callable[..., list[Finding]]) -> N
 def test_broken_gpu_is_bad(
     nvidia: Callable[..., list[Finding]], env: dict[str, str], check: str, words: str
 ) -> None:
-    [found] = [one for one in nvidia({"gpus": 4}, **env) if one["check"] == check]
-    assert found["level"] == "bad"
-    assert words in found["evidence"]
+    [result] = [item for item in nvidia({"gpus": 4}, **env) if item["check"] == check]
+    assert result["level"] == "bad"
+    assert words in result["evidence"]
 
 
 def test_gpu_check_is_skipped_for_a_job_without_gpus() -> None:
@@ -131,16 +131,16 @@ def test_nvidia_smi_table_is_used_without_the_library(rows: str, expected: dict[
 def test_failed_nvidia_smi_makes_the_gpus_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error"
     program(tmp_path, "nvidia-smi", f'echo "{words}"; exit 255', monkeypatch)
-    [found] = gpus.gpus({"gpus": 8}, {"DTSLURM_NVML": str(tmp_path / "none.so")})
-    assert (found["level"], found["evidence"]) == ("bad", f"nvidia-smi failed: {words}")
+    [result] = gpus.gpus({"gpus": 8}, {"DTSLURM_NVML": str(tmp_path / "none.so")})
+    assert (result["level"], result["evidence"]) == ("bad", f"nvidia-smi failed: {words}")
 
 
 def test_old_nvidia_smi_is_queried_with_fewer_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = 'Field "remapped_rows.pending" is not a valid field to query.'
     text = f"case $1 in *remapped*) echo '{refusal}'; exit 2;; esac; echo '0, 0'"
     program(tmp_path, "nvidia-smi", text, monkeypatch)
-    found = gpus.gpus({"gpus": 1}, {"DTSLURM_NVML": str(tmp_path / "none.so")})
-    assert levels(found) == {"gpus": "ok", "ecc": "ok"}
+    result = gpus.gpus({"gpus": 1}, {"DTSLURM_NVML": str(tmp_path / "none.so")})
+    assert levels(result) == {"gpus": "ok", "ecc": "ok"}
 
 
 def test_amd_gpus_are_checked_through_sysfs(tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_amd_gpus_are_checked_through_sysfs(tmp_path: Path) -> None:
         (device / "gpu_busy_percent").write_text("0")
         (device / "ras/umc_err_count").write_text(errors)
     wanted = {"gpus": 2, "vendor": "amd"}
-    found = gpus.gpus(wanted, {}, str(tmp_path))
-    assert levels(found) == {"gpus": "ok", "ecc": "bad"}
-    assert found[1]["evidence"] == "GPU 1 has 2 uncorrected memory errors"
+    result = gpus.gpus(wanted, {}, str(tmp_path))
+    assert levels(result) == {"gpus": "ok", "ecc": "bad"}
+    assert result[1]["evidence"] == "GPU 1 has 2 uncorrected memory errors"
     assert levels(gpus.gpus({**wanted, "gpus": 4}, {}, str(tmp_path)))["gpus"] == "bad"
 
 
@@ -201,10 +201,10 @@ def test_xid_level_depends_on_its_code_and_age(xid: int, age: float, expected: s
     log = (
         f"[{up - age:.6f}] NVRM: Xid (PCI:0000:3b:00): {xid}, pid=7, GPU has fallen off the bus.\n[1.0] hello"
     )
-    found = kernel.judged(log, up)
-    assert found["level"] == expected
+    result = kernel.judged(log, up)
+    assert result["level"] == expected
     if expected != "ok":
-        assert f"Xid {xid} of PCI:0000:3b:00" in found["evidence"]
+        assert f"Xid {xid} of PCI:0000:3b:00" in result["evidence"]
 
 
 def test_unreadable_kernel_log_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,8 +253,8 @@ def test_adapters_are_checked_against_the_profile(
     adapter(tmp_path, "mlx5_0")
     adapter(tmp_path, "mlx5_1", rate="200 Gb/sec (4X HDR)")
     adapter(tmp_path, "mlx5_2", state="1: DOWN")
-    [found] = ports.ports(adapters, str(tmp_path))
-    assert (found["level"], words in found["evidence"]) == (expected, True), found
+    [result] = ports.ports(adapters, str(tmp_path))
+    assert (result["level"], words in result["evidence"]) == (expected, True), result
 
 
 def test_node_without_adapters_is_checked_against_the_profile(tmp_path: Path) -> None:
@@ -297,8 +297,8 @@ def test_disk_that_fails_fsync_is_bad(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", broken)
-    found = places.writable("disk", str(tmp_path))
-    assert (found["level"], found["evidence"]) == ("bad", f"cannot write to {tmp_path}: Input/output error")
+    result = places.writable("disk", str(tmp_path))
+    assert (result["level"], result["evidence"]) == ("bad", f"cannot write to {tmp_path}: Input/output error")
 
 
 def test_head_node_name_must_resolve_for_a_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,10 +324,10 @@ def test_clock_offset_within_the_round_trip_time_is_ok() -> None:
 def test_clock_check_asks_the_time_server_of_the_first_node() -> None:
     clock = health.Clock("localhost")
     try:
-        [found] = network.clock("127.0.0.1", clock.port, clock.key)
+        [result] = network.clock("127.0.0.1", clock.port, clock.key)
     finally:
         clock.close()
-    assert found["level"] == "ok", found
+    assert result["level"] == "ok", result
     assert levels(network.clock("127.0.0.1", clock.port, clock.key)) == {"clock": "unknown"}
     assert levels(network.clock("no.such.host.invalid", 7, "")) == {"clock": "unknown"}
 
@@ -339,9 +339,9 @@ def test_framework_check_imports_the_framework(tmp_path: Path) -> None:
     )
     look = framework.framework
     assert look(sys.executable, "fine", str(tmp_path))[0]["evidence"].startswith("fine 3.1 imported in ")
-    [found] = look(sys.executable, "broken", str(tmp_path))
-    assert found["level"] == "bad"
-    assert "libcudart.so.12: cannot open" in found["evidence"]
+    [result] = look(sys.executable, "broken", str(tmp_path))
+    assert result["level"] == "bad"
+    assert "libcudart.so.12: cannot open" in result["evidence"]
     assert levels(look("/no/such/python", "fine", str(tmp_path))) == {"framework": "bad"}
     assert look(sys.executable, "", str(tmp_path)) == []
 
@@ -356,9 +356,9 @@ def test_slow_framework_import_is_a_warning(tmp_path: Path, monkeypatch: pytest.
 
 
 def run(checks: list[main.Check]) -> list[Finding]:
-    found: list[Finding] = []
-    main.run(checks, found.append)
-    return found
+    result: list[Finding] = []
+    main.run(checks, result.append)
+    return result
 
 
 def test_hanging_or_crashing_check_does_not_affect_other_checks() -> None:
@@ -373,7 +373,7 @@ def test_hanging_or_crashing_check_does_not_affect_other_checks() -> None:
     def mistake() -> list[Finding]:
         raise ValueError("what is this")
 
-    found = run(
+    result = run(
         [
             main.Check("stuck", hang, 1.0),
             main.Check("slow", hang, 1.0, "unknown"),
@@ -382,17 +382,17 @@ def test_hanging_or_crashing_check_does_not_affect_other_checks() -> None:
             main.Check("fine", lambda: [finding("fine", "ok", "yes")]),
         ]
     )
-    assert levels(found) == {
+    assert levels(result) == {
         "stuck": "bad", "slow": "unknown", "crash": "unknown", "mistake": "unknown", "fine": "ok",
     }  # fmt: skip
-    assert "did not end within 1 s" in next(one for one in found if one["check"] == "stuck")["evidence"]
+    assert "did not end within 1 s" in next(item for item in result if item["check"] == "stuck")["evidence"]
 
 
 def test_finding_evidence_is_a_single_printable_line() -> None:
-    found = finding("gpus", "bad", "a\n\x1b[31mb\x07" + "c" * 1000)
-    assert found["evidence"].isprintable()
-    assert len(found["evidence"]) <= 400
-    assert parse_object(line(found)) == found
+    result = finding("gpus", "bad", "a\n\x1b[31mb\x07" + "c" * 1000)
+    assert result["evidence"].isprintable()
+    assert len(result["evidence"]) <= 400
+    assert parse_object(line(result)) == result
     assert (
         parse_object(b"Welcome to node 7\n")
         == parse_object(b"dtslurm-health: {half\n")

@@ -27,9 +27,9 @@ ALWAYS = ["hca", "disk", "shm", "run-dir", "dns", "clock"]
     ],
 )
 def test_checks_of_a_node_depend_on_the_needs_of_the_job(needs: Mapping[str, Any], more: list[str]) -> None:
-    found = main.checks(needs, {"DTSLURM_RUN_DIR": "/r", "SLURMD_NODENAME": "n1"}, "n1", 7)
-    assert [one.name for one in found] == [*ALWAYS, *more]
-    assert all(one.limit_s <= main.LIMIT_S for one in found)
+    result = main.checks(needs, {"DTSLURM_RUN_DIR": "/r", "SLURMD_NODENAME": "n1"}, "n1", 7)
+    assert [item.name for item in result] == [*ALWAYS, *more]
+    assert all(item.limit_s <= main.LIMIT_S for item in result)
 
 
 def test_checks_receive_their_paths_and_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,11 +46,11 @@ def test_checks_receive_their_paths_and_addresses(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(network, "clock", noted("clock"))
     env = {"DTSLURM_RUN_DIR": str(tmp_path), "SLURMD_NODENAME": "n3", "DTSLURM_SYSFS": f"{tmp_path}/%N/sys"}
     env[network.KEY] = "key"
-    looks = {one.name: one.look for one in main.checks({"rendezvous": True}, env, "head.site", 77)}
+    looks = {item.name: item.look for item in main.checks({"rendezvous": True}, env, "head.site", 77)}
     looks["dns"]()
     looks["clock"]()
     assert asked == [("dns", ("head.site", True)), ("clock", ("head.site", 77, "key"))]
-    assert [one["level"] for one in looks["run-dir"]()] == ["ok"]
+    assert [item["level"] for item in looks["run-dir"]()] == ["ok"]
     assert looks["hca"]() == ports.ports({}, f"{tmp_path}/n3/sys")
 
 
@@ -68,7 +68,7 @@ def test_preflight_program_writes_findings_between_begin_and_end_lines(
 
     written: list[bytes] = []
     monkeypatch.setattr(main, "checks", checks)
-    monkeypatch.setattr(main, "run", lambda wanted, tell: [tell(one) for one in wanted[0].look()])
+    monkeypatch.setattr(main, "run", lambda wanted, tell: [tell(item) for item in wanted[0].look()])
     monkeypatch.setattr(os, "write", lambda _descriptor, data: written.append(data))
     monkeypatch.setattr(os, "_exit", lambda code: written.append(b"exit %d" % code))
     main.main([str(tmp_path / "wanted.json"), "n1", "7"])

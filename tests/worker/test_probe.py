@@ -74,15 +74,15 @@ def test_probe_programs_parse_as_python_3_6(name: str) -> None:
 
 
 def test_probe_reports_nvidia_gpus_and_nvlinks(a100s: Path) -> None:
-    found = gpus.gpus(str(a100s))
-    assert [gpu["numa"] for gpu in found] == [0, 0, 1, 1]
-    assert found[3] == {
+    result = gpus.gpus(str(a100s))
+    assert [gpu["numa"] for gpu in result] == [0, 0, 1, 1]
+    assert result[3] == {
         "index": 3, "name": "NVIDIA A100-SXM4-40GB", "memory_mib": 40960, "vendor": "nvidia",
         "bus": "0000:03:00.0", "driver": "550.54", "numa": 1,
     }  # fmt: skip
-    assert gpus.links(found, str(a100s)) == {"kind": "nvlink", "links": 4, "all": True, "gbs": 300.0}
+    assert gpus.links(result, str(a100s)) == {"kind": "nvlink", "links": 4, "all": True, "gbs": 300.0}
     put(a100s, {"proc/driver/nvidia-nvswitch/devices/0000:c4:00.0": ""})
-    assert gpus.links(found, str(a100s))["kind"] == "nvswitch"
+    assert gpus.links(result, str(a100s))["kind"] == "nvswitch"
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_probe_reports_amd_gpus_and_xgmi_links(node: Path) -> None:
         put(node, {f"sys/class/drm/card{i}/device/numa_node": str(i)})
         put(node, {f"sys/class/drm/card{i}/device/product_name": "AMD Instinct MI250X"})
     program(node, "rocm-smi", "printf '        GPU0  GPU1\\nGPU0  0  XGMI\\nGPU1  XGMI  0\\n'")
-    found = gpus.gpus(str(node))
-    assert [(gpu["vendor"], gpu["memory_mib"], gpu["numa"]) for gpu in found] == [
+    result = gpus.gpus(str(node))
+    assert [(gpu["vendor"], gpu["memory_mib"], gpu["numa"]) for gpu in result] == [
         ("amd", 65536, 0),
         ("amd", 65536, 1),
     ]
-    assert gpus.links(found, str(node)) == {"kind": "xgmi"}
+    assert gpus.links(result, str(node)) == {"kind": "xgmi"}
 
 
 def port(device: str, layer: str, rate: str, state: str = "4: ACTIVE", numa: int = 0) -> dict[str, str]:
@@ -133,14 +133,14 @@ def test_probe_selects_active_infiniband_ports(node: Path) -> None:
         "interfaces": [{"name": "eth0"}],
         "limits": {"memlock": 65536},
     }
-    assert [one["name"] for one in probe.hcas(str(node))] == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_10"]
-    found = from_probe.facts_from_probe("gpu", seen)
-    assert found.value("fabric", "kind") == "infiniband"
-    assert found.value("fabric", "hcas") == ("mlx5_0", "mlx5_10")
-    assert found.value("fabric", "rate_gbps") == 400
-    assert found.value("node_types", "gpu", "nics", "count") == 2
-    assert any("memlock" in line for line in found.notices)
-    assert any("NUMA node 1: mlx5_10" in line for line in found.remarks["node_types.gpu"])
+    assert [item["name"] for item in probe.hcas(str(node))] == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_10"]
+    result = from_probe.facts_from_probe("gpu", seen)
+    assert result.value("fabric", "kind") == "infiniband"
+    assert result.value("fabric", "hcas") == ("mlx5_0", "mlx5_10")
+    assert result.value("fabric", "rate_gbps") == 400
+    assert result.value("node_types", "gpu", "nics", "count") == 2
+    assert any("memlock" in line for line in result.notices)
+    assert any("NUMA node 1: mlx5_10" in line for line in result.remarks["node_types.gpu"])
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_probe_selects_active_infiniband_ports(node: Path) -> None:
 def test_probe_recognizes_the_fabric_kind(node: Path, files: dict[str, str], kind: str | None) -> None:
     put(node, files)
     seen = {"hcas": probe.hcas(str(node)), "interfaces": probe.interfaces(str(node))}
-    told = from_probe.fabric_kind(seen)
-    assert (told[0] if told else None) == kind
+    result = from_probe.fabric_kind(seen)
+    assert (result[0] if result else None) == kind
 
 
 def test_probe_finds_the_interface_to_other_nodes(node: Path) -> None:
@@ -168,9 +168,9 @@ def test_probe_finds_the_interface_to_other_nodes(node: Path) -> None:
     assert probe.interface_to("8.8.8.8", "10.20.0.1", str(node)) == "eth0"
     program(node, "ip", 'echo "$4 dev hsn0 src 10.20.0.1 uid 0"')
     assert probe.interface_to("10.20.3.4", "10.20.0.1", str(node)) == "hsn0"
-    found = probe.route([["no.such.node.invalid", "127.0.0.1"]])
-    assert found is not None
-    assert (found["resolves"], found["interface"]) == (False, "lo")
+    result = probe.route([["no.such.node.invalid", "127.0.0.1"]])
+    assert result is not None
+    assert (result["resolves"], result["interface"]) == (False, "lo")
     assert probe.route([["no.such.node.invalid", "also.none.invalid"]]) is None
 
 
@@ -180,11 +180,11 @@ def test_probe_reports_local_and_shared_disks(node: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("LOCAL", str(node / "local"))
     mounts = f"/dev/nvme0 {node}/local xfs rw 0 0\nfs:/x {node}/shared lustre rw 0 0\nnone / overlay rw 0 0\n"
     put(node, {"proc/self/mounts": mounts})
-    found = probe.disks(["$LOCAL", "$NOT_SET", str(node / "shared"), "/no/such"], str(node))
-    assert [(one["path"], one["kind"], one["shared"]) for one in found] == [
+    result = probe.disks(["$LOCAL", "$NOT_SET", str(node / "shared"), "/no/such"], str(node))
+    assert [(item["path"], item["kind"], item["shared"]) for item in result] == [
         ("$LOCAL", "xfs", False), (str(node / "shared"), "lustre", True),
     ]  # fmt: skip
-    (best,) = from_probe.local_disks({"disks": found})
+    (best,) = from_probe.local_disks({"disks": result})
     assert best["size_mib"] > 0
 
 
@@ -214,12 +214,12 @@ def test_probe_runs_as_an_inline_program_on_standard_input(a100s: Path) -> None:
     argv = [sys.executable, "-I", "-S", "-", request]
     done = subprocess.run(argv, input=code, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(probe.MARK)
-    seen = json.loads(done.stdout.removeprefix(probe.MARK))
-    assert [gpu["name"] for gpu in seen["gpus"]] == ["NVIDIA A100-SXM4-40GB"] * 4
-    assert seen["disks"][0]["path"] == "/tmp"
-    found = from_probe.facts_from_probe("gpu", seen, 8)
-    assert found.value("node_types", "gpu", "gpus", "model") == "A100-SXM4-40GB"
-    assert any("Slurm reports 8 GPUs for gpu, but the job saw 4" in line for line in found.notices)
+    document = json.loads(done.stdout.removeprefix(probe.MARK))
+    assert [gpu["name"] for gpu in document["gpus"]] == ["NVIDIA A100-SXM4-40GB"] * 4
+    assert document["disks"][0]["path"] == "/tmp"
+    result = from_probe.facts_from_probe("gpu", document, 8)
+    assert result.value("node_types", "gpu", "gpus", "model") == "A100-SXM4-40GB"
+    assert any("Slurm reports 8 GPUs for gpu, but the job saw 4" in line for line in result.notices)
 
 
 def test_probe_answers_of_another_shape_are_accepted() -> None:
@@ -230,5 +230,5 @@ def test_probe_answers_of_another_shape_are_accepted() -> None:
         {"hcas": [{}]},
         {"links": None, "limits": None},
     )
-    for seen in answers:
-        assert from_probe.facts_from_probe("gpu", seen).notices is not None
+    for answer in answers:
+        assert from_probe.facts_from_probe("gpu", answer).notices is not None

@@ -68,8 +68,8 @@ def sampled_gpus(env: dict[str, str], times: int = 1, gpu_count: int = 8) -> lis
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "CUDA_"))}
     done = subprocess.run(argv, env={**clean, **env}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    found: list[Any] = json.loads(done.stdout)
-    return found
+    result: list[Any] = json.loads(done.stdout)
+    return result
 
 
 def test_nvml_reader_reports_all_fields_of_each_gpu(fake_nvml_environment: Library) -> None:
@@ -343,5 +343,5 @@ def test_sampler_ends_when_the_run_directory_is_missing(tmp_path: Path) -> None:
 
 def test_counter_without_a_number_is_absent(tmp_path: Path) -> None:
     files(tmp_path, "a", one="12", two="N/A", three="")
-    told = [counter(str(tmp_path / "a" / name)) for name in ("one", "two", "three", "four")]
-    assert told == [12, None, None, None]
+    result = [counter(str(tmp_path / "a" / name)) for name in ("one", "two", "three", "four")]
+    assert result == [12, None, None, None]

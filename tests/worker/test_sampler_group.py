@@ -118,9 +118,9 @@ def test_ranks_with_losses_and_no_connections_are_reported_as_not_distributed(
     job.print(1, line)
     assert not look(watch)  # they may have just left a group
     job.print(1, line)
-    told = look(watch)
-    assert (told["event"], told["ranks"], told["world_size"]) == ("not_distributed", "0-1", 2)
-    assert told["evidence"].startswith(
+    result = look(watch)
+    assert (result["event"], result["ranks"], result["world_size"]) == ("not_distributed", "0-1", 2)
+    assert result["evidence"].startswith(
         "training continues, but no network connection leads from ranks 0-1 on n1"
     )
     job.print(1, line)
@@ -133,11 +133,11 @@ def test_only_the_second_node_reports_when_rank_0_alone_prints(make_job: MakeJob
     watches = [job.watch(node) for node in range(3)]
     for _ in range(3):
         job.print(0, "loss: 0.5\n")
-        told = [look(watch) for watch in watches]
-        if told[1]:
+        results = [look(watch) for watch in watches]
+        if results[1]:
             break
-    assert [bool(item) for item in told] == [False, True, False]
-    assert told[1]["ranks"] == "2-3"
+    assert [bool(item) for item in results] == [False, True, False]
+    assert results[1]["ranks"] == "2-3"
 
 
 def test_ranks_connected_only_within_a_node_are_reported_as_not_distributed(make_job: MakeJob) -> None:
@@ -150,8 +150,8 @@ def test_ranks_connected_only_within_a_node_are_reported_as_not_distributed(make
     watch = job.watch(1)
     for _ in range(2):
         job.print(2, "loss 1\n")
-        told = look(watch)
-    assert told["evidence"].endswith("leads from ranks 2-3 on n2 to a rank of another node")
+        result = look(watch)
+    assert result["evidence"].endswith("leads from ranks 2-3 on n2 to a rank of another node")
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -191,8 +191,8 @@ def test_ranks_that_connect_later_are_reported_as_distributed(make_job: MakeJob)
     watch = job.watch(0)
     for _ in range(2):
         job.print(0, "loss 1\n")
-        told = look(watch)
-    assert told["event"] == "not_distributed"
+        result = look(watch)
+    assert result["event"] == "not_distributed"
     server = job.start(0, "listen=0", "accept=0")
     port = int(server.stdout.readline())  # type: ignore[union-attr]
     job.ready(job.start(1, f"connect={port}"))
@@ -221,8 +221,8 @@ def test_logs_of_all_ranks_that_name_a_smaller_group_are_sufficient_evidence(
     job = make_job(2, 2)
     for rank, text in enumerate(lines, 2):
         job.print(rank, text + "\n")
-    told = look(job.watch(1))
-    assert told.get("evidence") == (
+    result = look(job.watch(1))
+    assert result.get("evidence") == (
         group and f"the logs of ranks 2-3 on n2 report a process group of {group}"
     )
 

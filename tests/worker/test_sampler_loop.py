@@ -57,8 +57,8 @@ class Loop:
 
     def run(self, gpus: Gpus | None = None, **env: str) -> list[dict[str, Any]]:
         self.monkeypatch.setattr(sampler, "gpu_reader", lambda _env, _asked: gpus)
-        told = {"DTSLURM_RUN_DIR": str(self.folder), "DTSLURM_ATTEMPT": "1", "SLURM_NODEID": "2", **env}
-        sampler.run(self.beside.pid, 0, told)
+        result = {"DTSLURM_RUN_DIR": str(self.folder), "DTSLURM_ATTEMPT": "1", "SLURM_NODEID": "2", **env}
+        sampler.run(self.beside.pid, 0, result)
         return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
 
 
@@ -192,9 +192,9 @@ def test_vanished_processes_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None
     zombie = SimpleNamespace(name="999999998", path="/proc/999999998", stat=Path("/proc/self").stat)
     real = list(os.scandir("/proc"))
     monkeypatch.setattr(os, "scandir", lambda _path: [gone, zombie, *real])
-    found = dict(processes())
-    assert os.getpid() in found
-    assert not {999999999, 999999998} & set(found)
+    values = dict(processes())
+    assert os.getpid() in values
+    assert not {999999999, 999999998} & set(values)
     assert not sampler.belongs_to_job(999999999, "17")
 
 

@@ -37,13 +37,13 @@ class Node:
 
     def start(self, rank: int, code: str, **env: str) -> subprocess.Popen[bytes]:
         """Start a rank's process, and record it as its script does."""
-        told = {
+        result = {
             "DTSLURM_RUN_DIR": str(self.folder),
             "DTSLURM_ATTEMPT": "0",
             "RANK": str(rank),
             "WORLD_SIZE": "2",
         }
-        rank_env = {**os.environ, **self.env, **told, **env}
+        rank_env = {**os.environ, **self.env, **result, **env}
         if not rank_env["RANK"]:
             del rank_env["RANK"]
         process = subprocess.Popen([sys.executable, "-c", code], env=rank_env, start_new_session=True)
@@ -74,8 +74,8 @@ class Node:
 
     @property
     def file(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "metrics/0/activity-2.json").read_text())
-        return found
+        result: dict[str, Any] = json.loads((self.folder / "metrics/0/activity-2.json").read_text())
+        return result
 
 
 @pytest.fixture
@@ -98,14 +98,14 @@ def test_only_ranks_of_this_attempt_and_node_count(node: Node) -> None:
     node.start(0, "import time; time.sleep(600)")
     node.start(1, "import time; time.sleep(600)", SLURM_NODEID="3")
     node.start(4, "import time; time.sleep(600)", DTSLURM_ATTEMPT="1")
-    seen = node.look(START)
-    assert (seen["ranks"], seen["seen"], seen["world_size"], seen["node"]) == ([0], [0], 2, "n7")
+    result = node.look(START)
+    assert (result["ranks"], result["seen"], result["world_size"], result["node"]) == ([0], [0], 2, "n7")
 
 
 def test_single_process_without_a_rank_number_counts_as_rank_0(node: Node) -> None:
     node.start(0, "import time; time.sleep(600)", RANK="", WORLD_SIZE="")
-    seen = node.look(START)
-    assert (seen["ranks"], seen["world_size"]) == ([0], None)
+    result = node.look(START)
+    assert (result["ranks"], result["world_size"]) == ([0], None)
 
 
 def test_launcher_without_a_rank_number_is_not_counted_beside_its_ranks(node: Node) -> None:
@@ -122,9 +122,9 @@ def test_ray_driver_is_not_sampled(node: Node) -> None:
 def test_sleeping_rank_shows_no_activity(node: Node) -> None:
     node.start(0, "import time; time.sleep(600)")
     node.look(START)
-    seen = node.look(START + 100)
-    assert {seen[kind] for kind in ("output", "cpu", "children", "io", "gpu")} == {START}
-    assert seen["waits"] == {}
+    result = node.look(START + 100)
+    assert {result[kind] for kind in ("output", "cpu", "children", "io", "gpu")} == {START}
+    assert result["waits"] == {}
 
 
 def test_computing_rank_shows_cpu_activity(node: Node) -> None:
@@ -191,9 +191,9 @@ def test_pauses_are_learned_after_three_training_steps(node: Node) -> None:
         if steps:
             with (node.folder / "metrics/0/train.jsonl").open("a") as file:
                 file.write("{}\n")
-        seen = node.look(START + at)
-        assert seen["learned"] == (at >= 50)
-    assert (seen["longest"], seen["output"]) == (25.0, START + 80)  # that of 35 s was before training
+        result = node.look(START + at)
+        assert result["learned"] == (at >= 50)
+    assert (result["longest"], result["output"]) == (25.0, START + 80)  # that of 35 s was before training
 
 
 def test_output_alone_marks_the_start_of_training_only_after_a_delay(node: Node) -> None:

@@ -74,9 +74,9 @@ def no_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_py_spy_reports_every_thread_with_the_main_thread_first(start: Start) -> None:
     process = start(WAITS)
-    found = stacks.look([process.pid], interval=0.2)[process.pid]
-    assert (found["by"], found["why"], found["moved"]) == ("py-spy", [], False)
-    main, loader = found["threads"]
+    result = stacks.look([process.pid], interval=0.2)[process.pid]
+    assert (result["by"], result["why"], result["moved"]) == ("py-spy", [], False)
+    main, loader = result["threads"]
     assert main["tid"] == process.pid
     assert [frame["function"] for frame in main["frames"]] == ["read", "<module>"]
     assert main["frames"][0]["file"].endswith("train.py")
@@ -97,35 +97,35 @@ def test_computing_process_is_distinguished_by_its_cpu_time(start: Start) -> Non
                 total += 1
         work()
     """)
-    found = stacks.look([process.pid], interval=1.0)[process.pid]
-    assert found["cpu"] > 0.02
-    assert found["threads"][0]["frames"][0]["function"] == "work"
+    result = stacks.look([process.pid], interval=1.0)[process.pid]
+    assert result["cpu"] > 0.02
+    assert result["threads"][0]["frames"][0]["function"] == "work"
 
 
 def test_python_process_below_a_shell_is_sampled(start: Start) -> None:
     process = start(WAITS, "bash", "-c", '"$@"; exit $?', "bash")
-    found = stacks.look([process.pid], interval=0.1)[process.pid]
-    assert found["pid"] in _below(process.pid)
-    assert found["threads"][0]["frames"][0]["function"] == "read"
+    result = stacks.look([process.pid], interval=0.1)[process.pid]
+    assert result["pid"] in _below(process.pid)
+    assert result["threads"][0]["frames"][0]["function"] == "read"
 
 
 def test_stopped_process_is_reported_and_stays_stopped(start: Start) -> None:
     process = start(WAITS)
     os.kill(process.pid, signal.SIGSTOP)
-    found = stacks.look([process.pid], interval=0.2)[process.pid]
-    assert found["state"] == "T"
-    assert found["threads"][0]["frames"][0]["function"] == "read"
+    result = stacks.look([process.pid], interval=0.2)[process.pid]
+    assert result["state"] == "T"
+    assert result["threads"][0]["frames"][0]["function"] == "read"
     assert stacks.look([process.pid], interval=0)[process.pid]["state"] == "T"
 
 
 @pytest.mark.usefixtures("no_py_spy")
 def test_faulthandler_signal_returns_the_stacks_of_a_registered_program(start: Start) -> None:
     process = start("import faulthandler, signal\nfaulthandler.register(signal.SIGRTMAX - 4)\n" + WAITS_FLAT)
-    found = stacks.look([process.pid], interval=0.1)[process.pid]
-    assert found["by"] == "signal"
-    assert "pip install py-spy" in found["why"][0]
-    assert [frame["function"] for frame in found["threads"][0]["frames"]] == ["read", "<module>"]
-    assert any(frame["function"] == "get" for frame in found["threads"][1]["frames"])
+    result = stacks.look([process.pid], interval=0.1)[process.pid]
+    assert result["by"] == "signal"
+    assert "pip install py-spy" in result["why"][0]
+    assert [frame["function"] for frame in result["threads"][0]["frames"]] == ["read", "<module>"]
+    assert any(frame["function"] == "get" for frame in result["threads"][1]["frames"])
     assert process.poll() is None
 
 
@@ -139,20 +139,20 @@ def test_proc_is_used_without_a_signal_for_an_unregistered_program(start: Start,
         THERE
         os.read(handle, 1)
     """)
-    found = stacks.look([process.pid], interval=0.1)[process.pid]
-    assert found["by"] == "proc"
-    assert len(found["why"]) == 2
-    assert found["threads"][0]["waits"].startswith(f"read of {fifo}")
+    result = stacks.look([process.pid], interval=0.1)[process.pid]
+    assert result["by"] == "proc"
+    assert len(result["why"]) == 2
+    assert result["threads"][0]["waits"].startswith(f"read of {fifo}")
     assert process.poll() is None
-    assert f"waits in read of {fifo}" in stacks.text({process.pid: found})
+    assert f"waits in read of {fifo}" in stacks.text({process.pid: result})
 
 
 def test_missing_process_is_reported(start: Start) -> None:
     process = start(WAITS)
     process.kill()
     process.wait()
-    found = stacks.look([process.pid], interval=0)[process.pid]
-    assert (found["by"], found["threads"]) == ("none", [])
+    result = stacks.look([process.pid], interval=0)[process.pid]
+    assert (result["by"], result["threads"]) == ("none", [])
     assert "no longer exists on this node" in stacks.dump([process.pid], interval=0)
 
 
@@ -178,7 +178,7 @@ def test_hanging_py_spy_is_ended(start: Start, tmp_path: Path, monkeypatch: pyte
     slow.chmod(0o755)
     monkeypatch.setattr(readers, "py_spy", lambda pid: str(slow))
     process = start(WAITS)
-    found = stacks.look([process.pid], interval=0, limit=1)[process.pid]
-    assert found["by"] == "proc"
-    assert "did not end" in found["why"][0] or "no time was left" in found["why"][0]
-    assert found["threads"][0]["state"] == "S"
+    result = stacks.look([process.pid], interval=0, limit=1)[process.pid]
+    assert result["by"] == "proc"
+    assert "did not end" in result["why"][0] or "no time was left" in result["why"][0]
+    assert result["threads"][0]["state"] == "S"

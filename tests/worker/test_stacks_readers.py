@@ -34,14 +34,14 @@ def py_spy_calls(tmp_path: Path) -> list[str]:
 
 
 def thread(name: str, tid: int, *functions: str) -> dict[str, object]:
-    frames = [{"name": one, "filename": "/w/train.py", "line": 3} for one in functions]
+    frames = [{"name": function, "filename": "/w/train.py", "line": 3} for function in functions]
     return {"thread_name": name, "os_thread_id": tid, "frames": frames}
 
 
 def test_main_thread_is_listed_first(fake_py_spy: Callable[[str], str], tmp_path: Path) -> None:
-    told = [thread("loader", 8, "get"), thread("MainThread", 7, "step", "main")]
-    told[0]["frames"] = [{"name": "get", "short_filename": "queue.py"}]
-    program = fake_py_spy(f"cat <<'END'\n{json.dumps(told)}\nEND")
+    result = [thread("loader", 8, "get"), thread("MainThread", 7, "step", "main")]
+    result[0]["frames"] = [{"name": "get", "short_filename": "queue.py"}]
+    program = fake_py_spy(f"cat <<'END'\n{json.dumps(result)}\nEND")
     main, loader = readers.read_with_py_spy(program, 7, FOREVER)[0]
     assert (main["main"], main["tid"], [frame["function"] for frame in main["frames"]]) == (
         True, 7, ["step", "main"],
@@ -53,8 +53,10 @@ def test_main_thread_is_listed_first(fake_py_spy: Callable[[str], str], tmp_path
 
 
 def test_py_spy_runs_again_after_unreadable_output(fake_py_spy: Callable[[str], str], tmp_path: Path) -> None:
-    told = json.dumps([thread("MainThread", 7, "step")])
-    program = fake_py_spy(f"[ $(wc -l <{tmp_path}/looks) -gt 2 ] || {{ echo half; exit 0; }}\necho '{told}'")
+    result = json.dumps([thread("MainThread", 7, "step")])
+    program = fake_py_spy(
+        f"[ $(wc -l <{tmp_path}/looks) -gt 2 ] || {{ echo half; exit 0; }}\necho '{result}'"
+    )
     threads, why = readers.read_with_py_spy(program, 7, FOREVER)
     assert (len(threads), why, len(py_spy_calls(tmp_path))) == (1, "", 3)
 
@@ -76,8 +78,8 @@ def test_reason_for_a_missing_stack_is_returned(
     times: int,
 ) -> None:
     monkeypatch.setattr(readers, "read", lambda *_path: "0\n")
-    threads, told = readers.read_with_py_spy(fake_py_spy(text), 7, FOREVER)
-    assert (threads, why in told, len(py_spy_calls(tmp_path))) == ([], True, times)
+    threads, result = readers.read_with_py_spy(fake_py_spy(text), 7, FOREVER)
+    assert (threads, why in result, len(py_spy_calls(tmp_path))) == ([], True, times)
 
 
 def test_denied_permission_names_the_ptrace_scope(

@@ -240,9 +240,9 @@ def test_missing_program_is_reported_before_the_copy(
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(shutil, "which", lambda name: "/bin/tar" if name != tool else real(name))
     item = parse(f"{source}:{tmp_path}/local:method={method}")
-    [told] = node.look([(item, files.tree(str(source)), method)], {})["problems"]
-    assert told.startswith("n1: ")
-    assert tool in told
+    [problem] = node.look([(item, files.tree(str(source)), method)], {})["problems"]
+    assert problem.startswith("n1: ")
+    assert tool in problem
 
 
 def test_existing_unstaged_directory_is_not_changed(run: Path, data: Path, tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ def test_existing_unstaged_directory_is_not_changed(run: Path, data: Path, tmp_p
     mine.mkdir()
     (mine / "thesis.tex").touch()
     item = parse(f"{data}:{mine}")
-    told = node.look([(item, files.tree(str(data)), "copy")], {})
-    assert "was not staged" in told["problems"][0]
+    result = node.look([(item, files.tree(str(data)), "copy")], {})
+    assert "was not staged" in result["problems"][0]
     with pytest.raises(files.Failed, match="was not staged"):
         bring(item)
     assert (mine / "thesis.tex").exists()
@@ -262,8 +262,8 @@ def test_insufficient_space_is_reported_before_the_copy(run: Path, tmp_path: Pat
     with huge.open("wb") as file:
         file.truncate(1 << 43)  # of holes
     item = parse(f"{huge}:{tmp_path}/local/huge")
-    told = node.look([(item, files.tree(str(huge)), "copy")], {})
-    assert "8.0 TiB do not fit on" in told["problems"][0]
+    result = node.look([(item, files.tree(str(huge)), "copy")], {})
+    assert "8.0 TiB do not fit on" in result["problems"][0]
     assert not (tmp_path / "local").exists()
 
 
@@ -358,8 +358,12 @@ def test_results_are_copied_completely_and_registered(run: Path, tmp_path: Path)
     (local / "b.txt").write_text("four")
     assert results.bring_back(item, final=True)["bytes"] == 4
     assert (run / "out/node-0/sub/a.txt").stat().st_ino == before
-    told = json.loads((run / "out/node-0.json").read_text())
-    assert (told["final"], told["complete"], sorted(told["files"])) == (True, True, ["b.txt", "sub/a.txt"])
+    document = json.loads((run / "out/node-0.json").read_text())
+    assert (document["final"], document["complete"], sorted(document["files"])) == (
+        True,
+        True,
+        ["b.txt", "sub/a.txt"],
+    )
     artifacts.register_results(str(run), str(run / "out"))
     entry = artifacts.read_entries(str(run))["out/node-0"]
     assert (entry["bytes"], entry["files"]) == (7, 2)
@@ -374,11 +378,11 @@ def test_late_early_copy_does_not_overwrite_the_final_results(run: Path, tmp_pat
     item = parse(f"{source}:results", is_stage_out=True)
     results.bring_back(item, final=True)
     record = run / "results" / "node-0.json"
-    whole = record.read_text()
-    assert json.loads(whole)["final"] is True
+    text = record.read_text()
+    assert json.loads(text)["final"] is True
     (source / "a.txt").write_text("something of afterwards")
     results.bring_back(item, final=False)
-    assert record.read_text() == whole
+    assert record.read_text() == text
 
 
 def test_vanished_result_file_does_not_stop_the_other_files(
@@ -391,13 +395,13 @@ def test_vanished_result_file_does_not_stop_the_other_files(
     real = files.tree
 
     def listed(path: str) -> list[files.Listed]:
-        found = real(path)
+        outcome = real(path)
         (source / "a.tmp").unlink()  # as a program that renames what it has written
-        return found
+        return outcome
 
     monkeypatch.setattr(results, "tree", listed)
-    told = results.bring_back(parse(f"{source}:results", is_stage_out=True), final=True)
-    assert (told["absent"], told["files"]) == (False, 2)
+    result = results.bring_back(parse(f"{source}:results", is_stage_out=True), final=True)
+    assert (result["absent"], result["files"]) == (False, 2)
     record = json.loads((run / "results" / "node-0.json").read_text())
     assert (record["complete"], sorted(record["files"])) == (True, ["b.txt", "c.tmp"])
 
@@ -413,7 +417,7 @@ def test_file_listing_skips_vanished_files(tmp_path: Path, monkeypatch: pytest.M
         return entries
 
     monkeypatch.setattr(os, "scandir", scandir)
-    assert [one[0] for one in files.tree(str(tmp_path))] == ["b"]
+    assert [item[0] for item in files.tree(str(tmp_path))] == ["b"]
 
 
 def test_node_without_results_is_not_a_failure(run: Path, tmp_path: Path) -> None:

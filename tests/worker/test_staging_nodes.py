@@ -37,7 +37,7 @@ def test_staging_copies_to_all_nodes_and_reuses_the_copies(
     assert "staging took 0:00:00\n" in out
     assert cluster.stage(f"{cluster.data}:$DISK/data") == 0
     assert f"{cluster.data} is already on all nodes, at {cluster.disk(0)}/data" in capsys.readouterr().out
-    assert [one["bytes"] for one in cluster.events("staged")] == [8002, 0]
+    assert [item["bytes"] for item in cluster.events("staged")] == [8002, 0]
 
 
 def test_staging_copies_only_to_nodes_without_a_complete_copy(
@@ -57,14 +57,14 @@ def test_staging_gives_each_node_its_shard_and_records_the_assignment(
 ) -> None:
     words = ["--ranks-per-node=2", f"--stage={cluster.data}:$DISK/data:shards={by}"]
     assert cluster.ask("in", *words) == 0
-    had = [{one[0] for one in files.tree(str(cluster.disk(number) / "data"))} for number in range(2)]
-    assert had[0] | had[1] == {one[0] for one in files.tree(str(cluster.data))}
+    had = [{item[0] for item in files.tree(str(cluster.disk(number) / "data"))} for number in range(2)]
+    assert had[0] | had[1] == {item[0] for item in files.tree(str(cluster.data))}
     assert had[0] & had[1] == set()
-    told = json.loads((cluster.run / "staged/data.shards.json").read_text())
-    assert (told["by"], told["nodes"], told["world_size"]) == (by, 2, 4)
-    assert {one[by] for one in told["files"]} == set(range(hands))
+    document = json.loads((cluster.run / "staged/data.shards.json").read_text())
+    assert (document["by"], document["nodes"], document["world_size"]) == (by, 2, 4)
+    assert {file[by] for file in document["files"]} == set(range(hands))
     per_node = hands // 2
-    assert all(one["path"] in had[one[by] // per_node] for one in told["files"])
+    assert all(file["path"] in had[file[by] // per_node] for file in document["files"])
 
 
 def test_nodes_on_the_same_host_share_all_shards(cluster: Cluster) -> None:
@@ -162,8 +162,8 @@ def test_staging_reports_a_problem_of_all_nodes_once(
         f"dtslurm: staging failed: on all 2 nodes, for example n1: {cluster.folder}/mine already exists"
     )
     assert len(out) == 2
-    [told] = cluster.events("staging_failed")
-    assert len(told["problems"]) == 1
+    [result] = cluster.events("staging_failed")
+    assert len(result["problems"]) == 1
 
 
 def test_staging_reports_the_node_of_a_single_problem(
@@ -209,9 +209,9 @@ def test_staging_reports_a_source_that_changes_during_the_copy(
     path = cluster.data / "1.bin"
 
     def change() -> None:
-        found = path.stat()
-        path.write_bytes(b"y" * found.st_size)
-        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))  # as some programs do
+        answer = path.stat()
+        path.write_bytes(b"y" * answer.st_size)
+        os.utime(path, ns=(answer.st_atime_ns, answer.st_mtime_ns))  # as some programs do
 
     cluster.before["bring", 1] = change
     assert cluster.stage(f"{cluster.data}:$DISK/data") == staging_main.FAILED

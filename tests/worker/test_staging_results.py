@@ -59,11 +59,11 @@ def test_result_copy_reports_changing_results_and_copies_the_other_nodes(
     listed = files.tree
 
     def growing(source: str) -> list[files.Listed]:
-        found = listed(source)
+        answer = listed(source)
         if source == f"{cluster.disk(1)}/out":
             with (cluster.disk(1) / "out/result.txt").open("a") as file:
                 file.write("more")
-        return found
+        return answer
 
     monkeypatch.setattr(results, "tree", growing)
     assert cluster.ask("out", "--from=$DISK/out:results") == staging_main.FAILED

@@ -195,7 +195,7 @@ def test_attempt_history_is_read_after_a_restart_of_the_supervisor(tmp_path: Pat
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write('{"time": 1, "event": "attem')  # a line cut off by a crash
     again = Ledger(str(tmp_path))
-    assert [(one.cause, one.rank, one.counted) for one in again.history()] == [("killed", 1, True)]
+    assert [(item.cause, item.rank, item.counted) for item in again.history()] == [("killed", 1, True)]
     assert again.excluded() == ["n2"]
 
 
@@ -363,9 +363,9 @@ def test_remaining_rank_processes_of_the_node_are_listed(monkeypatch: pytest.Mon
         running[0].wait()
         assert node.find_rank_processes("/run/of/this/test", 3) == []
     finally:
-        for one in running:
-            one.kill()
-            one.wait()
+        for item in running:
+            item.kill()
+            item.wait()
 
 
 def test_f41_node_of_the_supervisor_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

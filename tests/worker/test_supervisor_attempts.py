@@ -71,8 +71,8 @@ def test_f34_stop_file_ends_an_attempt(site: Path, monkeypatch: pytest.MonkeyPat
     ended = attempt(keeper, monkeypatch, lambda _now: (site / "stop").touch())
     assert ended is not None
     assert (ended.cause, ended.blame, ended.summary) == ("cancelled", "user", "the file 'stop' exists")
-    [told] = keeper.ledger.events("attempt_ended")
-    assert (told["cause"], told["exit_code"]) == ("cancelled", 143)
+    [result] = keeper.ledger.events("attempt_ended")
+    assert (result["cause"], result["exit_code"]) == ("cancelled", 143)
 
 
 def test_f34_cancelled_job_has_time_to_save_before_slurm_ends_it(
@@ -179,9 +179,9 @@ def final_cause(
 def test_f43_down_node_explains_a_secondary_failure(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = begin(site, "")
     (site / "state").write_text(RUNNING + "NodeName=n2 State=DOWN+NOT_RESPONDING ThreadsPerCore=1\n")
-    found = final_cause(keeper, monkeypatch, "collective-timeout")
-    assert (found["cause"], found["node"], keeper.lost) == ("node-failure", "n2", ["n2"])
-    assert found["summary"].startswith("node n2 is DOWN")
+    result = final_cause(keeper, monkeypatch, "collective-timeout")
+    assert (result["cause"], result["node"], keeper.lost) == ("node-failure", "n2", ["n2"])
+    assert result["summary"].startswith("node n2 is DOWN")
 
 
 def test_f32_code_error_is_the_cause_when_a_node_is_also_down(
@@ -283,11 +283,11 @@ def test_f43_bad_node_is_recorded_and_the_run_continues_without_the_node(
         0, 1, "node-failure", blame="node", node="n2", summary="node n2 is DOWN", progressed=True
     )
     assert keeper.judged(end, []).action == "requeue"
-    [told] = keeper.ledger.events("node_excluded")
-    assert (told["node"], told["reason"]) == ("n2", "node n2 is DOWN")
+    [result] = keeper.ledger.events("node_excluded")
+    assert (result["node"], result["reason"]) == ("n2", "node n2 is DOWN")
     [note] = nodes.parse_notes(read_supervisor_notes([str(site.parent)]), time.time())
     assert (note.node, note.cluster, note.reason) == ("n2", "ours", "node n2 is DOWN")
-    assert (note.job, note.when, note.expires) == ("17", told["time"], told["time"] + HOLDS_S)
+    assert (note.job, note.when, note.expires) == ("17", result["time"], result["time"] + HOLDS_S)
     assert keeper.healthy() == ["n1"]
     said = capsys.readouterr().out
     assert "dtslurm: attempt 0 ended: node n2 is DOWN (node-failure)\n" in said
@@ -299,10 +299,10 @@ def test_f34_failed_requeue_is_reported_with_its_reason(
     keeper = begin(site, "")
     (site / "state").write_text(ENDING + f"EndTime={stamp(0)}\n")
     assert not keeper.onward(0)
-    [told] = keeper.ledger.events("onward")
-    assert (told["done"], told["by"]) == (False, "requeue")
-    assert "cancelled" in told["words"]
-    assert f"dtslurm: the job could not be requeued: {told['words']}\n" in capsys.readouterr().out
+    [result] = keeper.ledger.events("onward")
+    assert (result["done"], result["by"]) == (False, "requeue")
+    assert "cancelled" in result["words"]
+    assert f"dtslurm: the job could not be requeued: {result['words']}\n" in capsys.readouterr().out
 
 
 # ---- The program ----

@@ -112,13 +112,13 @@ def test_n3_completed_training_is_not_repeated_after_slurm_ended_the_job(
     (site / "logs/0").mkdir(parents=True)
     write_rank_ends(site, *ends)
     begun = {"time": time.time(), "event": "attempt", "attempt": 0, "world_size": 2}
-    (site / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in [begun, *later]))
+    (site / "events.jsonl").write_text("".join(json.dumps(item) + "\n" for item in [begun, *later]))
     assert Supervisor(ASKED).run() == 0
     assert (site / "starts").exists() is not done
     assert lease.finished(str(site))
     if done:
-        last = [one for one in Supervisor(ASKED).ledger.events("attempt_ended") if one["attempt"] == 0]
-        assert [(one["cause"], one["exit_code"]) for one in last] == [("done", 0)]
+        last = [item for item in Supervisor(ASKED).ledger.events("attempt_ended") if item["attempt"] == 0]
+        assert [(item["cause"], item["exit_code"]) for item in last] == [("done", 0)]
 
 
 @pytest.mark.parametrize(("exit_code", "state"), [(15, "RUNNING"), (None, "PENDING"), (None, "COMPLETING")])
@@ -229,8 +229,8 @@ def test_n9_end_of_training_is_recorded_after_a_full_disk_recovers(
     Timer(1.0, (site / "kept").replace, [events]).start()
     assert Supervisor(ASKED).attempt(0, ["n1", "n2"]) is not None
     assert lease.finished(str(site))
-    ended = [one for one in Supervisor(ASKED).ledger.events("attempt_ended") if one["attempt"] == 0]
-    assert [one["cause"] for one in ended] == ["done"]
+    ended = [item for item in Supervisor(ASKED).ledger.events("attempt_ended") if item["attempt"] == 0]
+    assert [item["cause"] for item in ended] == ["done"]
 
 
 def test_event_is_dropped_when_the_disk_stays_full(site: Path) -> None:

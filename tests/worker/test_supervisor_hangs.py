@@ -105,9 +105,9 @@ def test_f45_stopped_rank_is_a_hang_although_other_ranks_compute(site: Site) -> 
     stopped = [{**spinning_ranks(second), 1: {"state": "T", "node": "n1"}} for second in range(80)]
     quiet = site.quiet(20.0)
     assert site.hang_after(quiet, stopped.__getitem__, 80) in range(20, 23)
-    found = quiet.look(stopped[79])
-    assert found is not None
-    assert (found.rank, found.node) == (1, "n1")
+    result = quiet.look(stopped[79])
+    assert result is not None
+    assert (result.rank, result.node) == (1, "n1")
 
 
 # ---- GPUs ----
@@ -235,9 +235,9 @@ def test_agent_sends_stacks_for_each_request(tmp_path: Path, monkeypatch: pytest
             beats.ask_stacks()
             assert beats.told_stacks() == ({}, False)
             watch.tell()
-            told, whole = beats.told_stacks()
-            assert (list(told), whole, beats.asked) == ([3], True, number)
-            assert told[3]["node"] == "n1"
+            result, whole = beats.told_stacks()
+            assert (list(result), whole, beats.asked) == ([3], True, number)
+            assert result[3]["node"] == "n1"
         assert beats.ranks()[3]["moved"] > 0
     finally:
         rank.kill()

@@ -71,10 +71,10 @@ class Site:
             longest_pause=0.0, in_doubt=False, cut_off=self.cut_off, silent=self.silent, top="",
             ledger=Ledger(str(self.folder)),
         )  # fmt: skip
-        found = attempt_monitor.AttemptMonitor(keeper, self, 0, keeper.nodes)  # type: ignore[arg-type]
-        found.beats = found.agents.beats = Heartbeats(self.ranks, clock=clock.monotonic)
-        found.quiet = HangDetector(self.logs, self.logs, found.quiet.timeout_s, clock.time)
-        return found
+        result = attempt_monitor.AttemptMonitor(keeper, self, 0, keeper.nodes)  # type: ignore[arg-type]
+        result.beats = result.agents.beats = Heartbeats(self.ranks, clock=clock.monotonic)
+        result.quiet = HangDetector(self.logs, self.logs, result.quiet.timeout_s, clock.time)
+        return result
 
 
 @pytest.fixture
@@ -92,13 +92,13 @@ def test_f41_lost_node_is_noticed_within_15_s_for_any_number_of_nodes(
         for old in (site.folder / "ranks/0/beats").iterdir():
             old.unlink()
         watch = site.watch(monkeypatch, nodes)
-        told: list[float] = []
+        answer: list[float] = []
         look = watch.beats.look
-        watch.beats.look = lambda told=told, look=look: (told.append(site.now), look())
-        found = watch.until_the_end()
-        assert (found["cause"], found["node"]) == ("node-failure", "n1")
+        watch.beats.look = lambda answer=answer, look=look: (answer.append(site.now), look())
+        result = watch.until_the_end()
+        assert (result["cause"], result["node"]) == ("node-failure", "n1")
         assert watch.beats.silent_s < site.now - site.last_sign <= 15.0
-        looks += [later - sooner for sooner, later in itertools.pairwise(told)]
+        looks += [later - sooner for sooner, later in itertools.pairwise(answer)]
     assert max(looks) <= 2.5
     assert min(looks) >= (1.0 if nodes < 128 else 2.0)  # the more nodes, the more there is to read
 
@@ -121,8 +121,8 @@ def test_f41_unreachable_node_is_reported_soon_after_slurm_notices(
 ) -> None:
     began = site.now
     site.noticed_at = began + noticed_after
-    found = site.watch(monkeypatch, hang_timeout=hang_timeout).until_the_end()
-    assert found["node"] == "n1"
+    result = site.watch(monkeypatch, hang_timeout=hang_timeout).until_the_end()
+    assert result["node"] == "n1"
     assert site.now <= max(site.noticed_at + 10.0, began + attempt_monitor.QUIET_S + 2.0)
 
 
@@ -155,11 +155,11 @@ def provide_stacks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         sleep(seconds)
         if (folder / heartbeats.WANTED).exists():
             for rank in range(2):
-                told = {
+                answer = {
                     "number": int((folder / heartbeats.WANTED).read_text()),
                     "ranks": {rank: stacks()[rank]},
                 }
-                (folder / f"n{rank}.json").write_text(json.dumps(told))
+                (folder / f"n{rank}.json").write_text(json.dumps(answer))
 
     monkeypatch.setattr(site, "sleep", sleep_and_tell)
     monkeypatch.setattr(heartbeats, "time", SimpleNamespace(sleep=sleep_and_tell, time=lambda: site.now))
@@ -173,14 +173,14 @@ def test_f45_hang_is_recorded_with_its_evidence(
     site.cpu = (lambda now: now) if spins else (lambda _now: 5.0)
     provide_stacks(site, monkeypatch)
     watch = site.watch(monkeypatch, hang_timeout=60)
-    found = watch.until_the_end()
-    assert (found["cause"], found["rank"], found["node"]) == ("hang", None, None)
-    assert found["summary"].startswith("no rank wrote output for ")
+    answer = watch.until_the_end()
+    assert (answer["cause"], answer["rank"], answer["node"]) == ("hang", None, None)
+    assert answer["summary"].startswith("no rank wrote output for ")
     # Ranks that compute are no hang until their stacks have stood still several times.
-    assert found["summary"].endswith("and the stacks did not change" if spins else "and no rank computed")
+    assert answer["summary"].endswith("and the stacks did not change" if spins else "and no rank computed")
     assert began + 60 < site.now < began + (260 if spins else 90)
-    [told] = watch.supervisor.ledger.events("hang")
-    assert (told["ranks"], told["summary"]) == ([0, 1], found["summary"])
+    [result] = watch.supervisor.ledger.events("hang")
+    assert (result["ranks"], result["summary"]) == ([0, 1], answer["summary"])
 
 
 def test_f45_stacks_of_only_some_ranks_do_not_prove_a_hang(

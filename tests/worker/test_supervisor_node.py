@@ -41,8 +41,8 @@ class Ranks:
         return [process.wait(60) for process in self.started]
 
     def told(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "ranks/0/beats/n1.json").read_text())
-        return found
+        result: dict[str, Any] = json.loads((self.folder / "ranks/0/beats/n1.json").read_text())
+        return result
 
 
 @pytest.fixture
@@ -77,12 +77,12 @@ def test_heartbeat_contains_the_processes_of_each_rank(ranks: Ranks) -> None:
     (ranks.folder / "ranks/0/0.json").write_text(json.dumps({"pid": "?"}))
     watch = node.NodeAgent()
     watch.beat()
-    told = ranks.told()
-    assert (told["kind"], told["node"], sorted(told["ranks"])) == ("beat", "n1", ["0", "3"])
-    assert (told["ranks"]["3"]["pid"], told["ranks"]["3"]["state"]) == (second, "S")
-    assert "pid" not in told["ranks"]["0"]
-    assert 0 < told["ranks"]["0"]["moved"] <= node.bytes_of(first)  # what it read to start
-    assert told["ranks"]["3"]["moved"] > node.bytes_of(second)
+    result = ranks.told()
+    assert (result["kind"], result["node"], sorted(result["ranks"])) == ("beat", "n1", ["0", "3"])
+    assert (result["ranks"]["3"]["pid"], result["ranks"]["3"]["state"]) == (second, "S")
+    assert "pid" not in result["ranks"]["0"]
+    assert 0 < result["ranks"]["0"]["moved"] <= node.bytes_of(first)  # what it read to start
+    assert result["ranks"]["3"]["moved"] > node.bytes_of(second)
 
 
 def test_single_process_without_a_rank_number_is_reported_as_rank_0(
@@ -95,7 +95,7 @@ def test_single_process_without_a_rank_number_is_reported_as_rank_0(
     monkeypatch.setenv("SLURM_NTASKS", "1")
     watch = node.NodeAgent()
     watch.beat()
-    assert [(rank, one["pid"]) for rank, one in ranks.told()["ranks"].items()] == [("0", alone)]
+    assert [(rank, item["pid"]) for rank, item in ranks.told()["ranks"].items()] == [("0", alone)]
     ranks.start(3)  # which that agent has started
     watch.beat()
     assert sorted(ranks.told()["ranks"]) == ["3"]
@@ -146,10 +146,10 @@ def test_f40_ranks_of_a_replaced_attempt_are_killed_at_once(
 def test_agent_writes_heartbeats_and_a_farewell(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks.start(0)
     watch = node.NodeAgent()
-    told: list[str] = []
+    result: list[str] = []
 
     def meanwhile(now: float) -> None:
-        told.append(ranks.told()["kind"])
+        result.append(ranks.told()["kind"])
         if now > 7:
             os.kill(os.getpid(), signal.SIGTERM)
         if ranks.told()["kind"] == "bye":
@@ -158,8 +158,8 @@ def test_agent_writes_heartbeats_and_a_farewell(ranks: Ranks, monkeypatch: pytes
                 process.wait()
 
     run_agent(watch, monkeypatch, meanwhile)
-    assert told[0] == "beat"
-    assert told[-1] == "bye"
+    assert result[0] == "beat"
+    assert result[-1] == "bye"
     assert (ranks.told()["kind"], ranks.told()["ranks"]) == ("bye", {})
 
 
@@ -200,16 +200,16 @@ def test_f87_restarted_agent_in_a_separate_step_ends_with_the_ranks(
     monkeypatch.setenv("SLURM_NODEID", "7")  # of that step, which has another count of nodes
     rank = ranks.start(1, node_id="0")
     ranks.start(0, node_id="1")
-    told: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
 
     def meanwhile(now: float) -> None:
-        told.append(ranks.told())
+        result.append(ranks.told())
         if now > 4:
             ranks.started[0].kill()
             ranks.started[0].wait()
 
     assert run_agent(node.NodeAgent(restarted=True), monkeypatch, meanwhile).now < 10
-    assert (sorted(told[0]["ranks"]), told[0]["restarted"]) == (["1"], True)
+    assert (sorted(result[0]["ranks"]), result[0]["restarted"]) == (["1"], True)
     assert ranks.told()["kind"] == "bye"
     assert rank not in ranks.alive()
 

@@ -209,7 +209,7 @@ def test_f25_preemption_during_a_restart_delay_requeues_the_job(
     keeper = Supervisor(ASKED)
     after_a_crash(keeper, monkeypatch, lambda: keeper._told_to_end(15, None))
     assert slurm_requests(site) == ["requeue 17"]
-    assert [one["action"] for one in keeper.ledger.events("decision")] == ["restart", "requeue"]
+    assert [item["action"] for item in keeper.ledger.events("decision")] == ["restart", "requeue"]
 
 
 def test_f29_time_limit_during_a_restart_delay_requeues_a_job_with_a_total_time(
@@ -243,7 +243,7 @@ def test_f40_supervisor_does_not_take_the_run_from_an_attempt_that_began_in_its_
 
     assert after_a_crash(keeper, monkeypatch, meanwhile) == STALE
     assert lease.holder(str(site)) == 1
-    assert [one["attempt"] for one in keeper.ledger.events("attempt_ended")] == [0]  # the other's goes on
+    assert [item["attempt"] for item in keeper.ledger.events("attempt_ended")] == [0]  # the other's goes on
 
 
 def test_f40_only_the_lease_holder_records_an_attempt_as_lost(
@@ -261,7 +261,7 @@ def test_f40_only_the_lease_holder_records_an_attempt_as_lost(
     monkeypatch.setattr("dtslurm.worker.supervisor.health.before_training", look)
     monkeypatch.setattr(keeper, "attempt", lambda _number, _nodes: None)
     assert keeper.run() == STALE
-    assert [one.cause for one in keeper.ledger.history()] == ["node-failure"]
+    assert [item.cause for item in keeper.ledger.history()] == ["node-failure"]
     assert lease.holder(str(site)) == 1
 
 
@@ -282,8 +282,8 @@ def test_f39_ranks_receive_term_through_scancel(site: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("holder", [0, 1])
 def test_f40_srun_of_a_replaced_supervisor_receives_no_term(tmp_path: Path, holder: int) -> None:
     # At TERM srun has Slurm end the step of its number: once the job has started anew, that is the new one's.
-    told, there = tmp_path / "told", tmp_path / "there"
-    script = f"trap 'touch {told}; exit 1' TERM; touch {there}; while :; do sleep 0.05; done\n"
+    result, there = tmp_path / "told", tmp_path / "there"
+    script = f"trap 'touch {result}; exit 1' TERM; touch {there}; while :; do sleep 0.05; done\n"
     (tmp_path / "step.sh").write_text(script)
     (tmp_path / "logs/0").mkdir(parents=True)
     lease.take(str(tmp_path), holder)
@@ -291,7 +291,7 @@ def test_f40_srun_of_a_replaced_supervisor_receives_no_term(tmp_path: Path, hold
     while not there.exists():
         time.sleep(0.02)
     running.end(5.0)
-    assert told.exists() == (holder == 0)
+    assert result.exists() == (holder == 0)
 
 
 def test_step_refused_before_slurm_has_freed_resources_is_retried(
@@ -388,8 +388,8 @@ def test_f43_node_with_ranks_ended_by_force_was_not_lost(site: Path) -> None:
     now[0] = 106.0
     sign("n2", "beat")  # its own waits for that one, and n3 is silent
     beats.mark_alive(failed_at)
-    found = keeper._cause(0, 137, beats, keeper.nodes)
-    assert (found["cause"], found["node"], keeper.lost) == ("node-failure", "n3", ["n3"])
+    result = keeper._cause(0, 137, beats, keeper.nodes)
+    assert (result["cause"], result["node"], keeper.lost) == ("node-failure", "n3", ["n3"])
     (site / "ranks/0/beats/n3.json").unlink()
     beats.last.pop("n3")
     assert keeper._cause(0, 137, beats, keeper.nodes)["cause"] == "killed"

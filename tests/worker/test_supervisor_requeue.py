@@ -163,8 +163,8 @@ def test_f33_run_without_progress_exits_with_93_and_records_its_budget(
 
     monkeypatch.setattr(keeper, "attempt", attempt)
     assert keeper.run() == 93
-    told = [(one["action"], one.get("used"), one.get("of")) for one in keeper.ledger.events("decision")]
-    assert told == [("restart", 1, 3), ("restart", 2, 3), ("stop", None, None)]
+    result = [(item["action"], item.get("used"), item.get("of")) for item in keeper.ledger.events("decision")]
+    assert result == [("restart", 1, 3), ("restart", 2, 3), ("stop", None, None)]
     assert keeper.ledger.events("decision")[0]["budget"] == "hangs and time-outs"
     assert keeper.ledger.events("ended")[0]["exit_code"] == 93
     assert "(restart 2 of 3 after hangs and time-outs)" in capsys.readouterr().out
@@ -205,8 +205,8 @@ def test_f41_unreachable_node_ends_an_idle_attempt(site: Path) -> None:
     )
     assert keeper.cut_off(["n1", "n2"], is_idle=False) == {}  # it may be busy
     assert [keeper.in_doubt] == [True]
-    found = keeper.cut_off(["n1", "n2"], is_idle=True)
-    assert (found["cause"], found["node"]) == ("node-failure", "n2")
+    result = keeper.cut_off(["n1", "n2"], is_idle=True)
+    assert (result["cause"], result["node"]) == ("node-failure", "n2")
     (site / "state").write_text(NODE.format("n2", "ALLOCATED+POWER_DOWN", ""))
     assert keeper.cut_off(["n1", "n2"], is_idle=True) == {}  # once the job is over
     assert [keeper.in_doubt] == [False]
@@ -262,10 +262,10 @@ def test_f87_node_that_starts_no_step_is_lost_only_if_slurm_answers(site: Path) 
     assert keeper.silent("n2", 10.0, "") == {}
     assert keeper.lost == []
     (site / "state").write_text(NODE.format("n2", "MIXED", ""))
-    found = keeper.silent("n2", 10.0, "srun: error: Task launch failed")
-    assert (found["cause"], found["node"], keeper.lost) == ("node-failure", "n2", ["n2"])
+    result = keeper.silent("n2", 10.0, "srun: error: Task launch failed")
+    assert (result["cause"], result["node"], keeper.lost) == ("node-failure", "n2", ["n2"])
     text = "no heartbeat for 10 s, and Slurm (node state: MIXED) started no step on it: srun: error"
-    assert text in found["summary"]
+    assert text in result["summary"]
 
 
 def test_f87_probe_step_uses_no_resources_of_the_job(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_f85_resumed_supervisor_judges_a_recorded_end_once(site: Path, resuming:
     }
     resuming.ledger.event("attempt_ended", 0, **end)
     assert resuming.run() == 1
-    assert [one["action"] for one in resuming.ledger.events("decision")] == ["stop"]
+    assert [item["action"] for item in resuming.ledger.events("decision")] == ["stop"]
     assert len(resuming.ledger.events("attempt_ended")) == 1
 
 
@@ -72,19 +72,19 @@ def test_f85_step_with_a_starting_runner_has_not_ended(site: Path, resuming: Sup
     late = subprocess.Popen(
         ["sh", "-c", 'sleep 1; exec "$@"', "-", sys.executable, step.RUNNER, str(site), "0", "n1"]
     )
-    found = step.RunningStep(str(site), 0, ["n1"], resume=True)
-    assert found.code() is None
-    found.end(5.0)
+    running_step = step.RunningStep(str(site), 0, ["n1"], resume=True)
+    assert running_step.code() is None
+    running_step.end(5.0)
     late.wait()
 
 
 def test_f85_step_with_a_killed_runner_has_ended(site: Path, resuming: Supervisor) -> None:
     runner = start_step_runner(site, "exec sleep 600\n")
-    found = step.RunningStep(str(site), 0, ["n1"], resume=True)
-    assert found.code() is None
+    running_step = step.RunningStep(str(site), 0, ["n1"], resume=True)
+    assert running_step.code() is None
     runner.send_signal(signal.SIGKILL)
     runner.wait()
-    assert found.code() == 137
+    assert running_step.code() == 137
     os.kill(json.loads((site / "ranks/0/step.json").read_text())["pid"], signal.SIGKILL)
 
 
@@ -93,20 +93,20 @@ def test_f85_step_with_a_running_launcher_continues_without_its_runner(
 ) -> None:
     note = site / "ranks/0/launcher.pid"
     runner = start_step_runner(site, f"export DTSLURM_ATTEMPT=$1\nsleep 600 &\necho $! >{note}\nwait\n")
-    found = step.RunningStep(str(site), 0, ["n1"], resume=True)
-    wait_until(lambda: "sleep" in command_of(found.launcher()), "the launcher has started")
+    running_step = step.RunningStep(str(site), 0, ["n1"], resume=True)
+    wait_until(lambda: "sleep" in command_of(running_step.launcher()), "the launcher has started")
     runner.send_signal(signal.SIGKILL)  # first, or it may still record how step.sh ends
     runner.wait()
     os.kill(json.loads((site / "ranks/0/step.json").read_text())["pid"], signal.SIGKILL)
-    assert found.code() is None
-    assert found.end(5.0) == 137
-    assert not Path(f"/proc/{found.launcher()}/exe").exists()
+    assert running_step.code() is None
+    assert running_step.end(5.0) == 137
+    assert not Path(f"/proc/{running_step.launcher()}/exe").exists()
 
 
 def test_f85_resumed_step_can_be_ended(site: Path, resuming: Supervisor) -> None:
     runner = start_step_runner(site, "exec sleep 600\n")
-    found = step.RunningStep(str(site), 0, ["n1"], resume=True)
-    assert found.end(5.0) == 143
+    running_step = step.RunningStep(str(site), 0, ["n1"], resume=True)
+    assert running_step.end(5.0) == 143
     assert runner.wait() == 143
 
 
@@ -119,4 +119,4 @@ def test_f85_attempts_of_an_earlier_job_start_are_not_resumed(site: Path, resumi
     resuming.start["batch"] += 1
     (site / "step.sh").write_text("exit 5\n")
     resuming.run()
-    assert [one["attempt"] for one in resuming.ledger.events("attempt")][:2] == [0, 1]
+    assert [item["attempt"] for item in resuming.ledger.events("attempt")][:2] == [0, 1]

@@ -48,10 +48,10 @@ def test_log_tail_programs_import_only_the_standard_library(name: str) -> None:
 def test_start_of_last_lines_matches_tail(tmp_path: Path, text: bytes, lines: int) -> None:
     path = tmp_path / "log"
     path.write_bytes(text)
-    told = subprocess.run(["tail", "-n", str(lines), str(path)], capture_output=True, check=True).stdout
+    stdout = subprocess.run(["tail", "-n", str(lines), str(path)], capture_output=True, check=True).stdout
     with closing(PlainLog(str(path))) as log:
         start = files.start_of_last(log, len(text), lines)
-    assert text[start:] == told
+    assert text[start:] == stdout
 
 
 @pytest.mark.parametrize("lines", [1, 2, 5])
@@ -88,10 +88,10 @@ def test_pipe_assembles_frames_from_any_pieces(monkeypatch: pytest.MonkeyPatch) 
     pieces = [data[at : at + 3] for at in range(0, len(data), 3)]
     monkeypatch.setattr(select, "select", lambda *_: ([0], [], []))
     monkeypatch.setattr(os, "read", lambda *_: pieces.pop(0))
-    found = []
+    result = []
     while pieces:
-        found += list(pipe.listen(0))
-    assert found == [(frames.CREDIT, b"12345678"), (frames.DRAIN, b"")]
+        result += list(pipe.listen(0))
+    assert result == [(frames.CREDIT, b"12345678"), (frames.DRAIN, b"")]
 
 
 def test_f70_network_file_system_is_recognized(tmp_path: Path) -> None:

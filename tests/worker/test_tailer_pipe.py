@@ -31,12 +31,12 @@ class Far:
 
     def frames(self) -> list[tuple[int, bytes]]:
         data = bytes(self.out).partition(wire.MAGIC)[2] if wire.MAGIC in self.out else bytes(self.out)
-        found = []
+        result = []
         while data:
             length, kind, _ = wire.HEAD.unpack_from(data)
-            found.append((kind, data[wire.HEAD.size : wire.HEAD.size + length]))
+            result.append((kind, data[wire.HEAD.size : wire.HEAD.size + length]))
             data = data[wire.HEAD.size + length :]
-        return found
+        return result
 
 
 @pytest.fixture

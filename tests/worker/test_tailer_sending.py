@@ -316,8 +316,8 @@ def test_array_tasks_are_followed_as_separate_runs(run: Run) -> None:
         for name in ("tasks/{}/logs/0/rank-0.log", "logs/batch-{}.log")
     }
     assert reader.told(wire.CAUGHT_UP) == [{"first": {"0": 0, "1": 0, "10": 0}}]
-    one = run.follow(array=True, task="10", follow=False)
-    assert one.texts() == {"tasks/10/logs/0/rank-0.log": b"10\n", "logs/batch-10.log": b"batch 10\n"}
+    result = run.follow(array=True, task="10", follow=False)
+    assert result.texts() == {"tasks/10/logs/0/rank-0.log": b"10\n", "logs/batch-10.log": b"batch 10\n"}
 
 
 def test_latest_attempt_is_followed_unless_an_attempt_is_selected(run: Run) -> None:

@@ -35,7 +35,7 @@ def make(folder: Path, **settings: Any) -> Path:
         shutil.copy(assets.worker(name), run)
     (run / "sweep.json").write_text(json.dumps({**SETTINGS, "sweep": str(run), **settings}))
     trials = [{"number": n, "name": f"lr={n}", "values": {"lr": str(n)}, "checkpoints": ""} for n in range(3)]
-    (run / "trials.jsonl").write_text("".join(json.dumps(one) + "\n" for one in trials))
+    (run / "trials.jsonl").write_text("".join(json.dumps(item) + "\n" for item in trials))
     return run
 
 
@@ -145,8 +145,8 @@ def test_beaten_trial_is_stopped_and_exits_with_0(tmp_path: Path) -> None:
     assert start(run, TRAIN, 0, "${lr}").returncode == 0
     done = start(run, TRAIN, 1, "${lr}", "sleep")
     assert (done.returncode, "stopped early" in done.stdout) == (0, True)
-    told = json.loads((run / "tasks/1" / STOPPED).read_text())
-    assert (told["place"], told["of"], told["step"]) == (2, 2, 1)
+    document = json.loads((run / "tasks/1" / STOPPED).read_text())
+    assert (document["place"], document["of"], document["step"]) == (2, 2, 1)
     other_rank = start(run, TRAIN, 1, "9", "sleep", RANK="1")
     assert other_rank.returncode == 0
 

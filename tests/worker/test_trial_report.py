@@ -18,7 +18,9 @@ LOG = "step 1/3 loss 0.9\nstep 2/3 loss 0.25\nstep 3/3 loss 0.5\n"
 
 def write_lines(path: Path, *records: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in records))
+    path.write_text(
+        "".join(f"{record if isinstance(record, str) else json.dumps(record)}\n" for record in records)
+    )
 
 
 def trials(run: Path, **request: Any) -> list[dict[str, Any]]:
@@ -30,8 +32,8 @@ def trials(run: Path, **request: Any) -> list[dict[str, Any]]:
         "patterns": PATTERNS,
         **request,
     }
-    [found] = trial_report.answer(asked)["runs"]
-    return found  # type: ignore[no-any-return]
+    [result] = trial_report.answer(asked)["runs"]
+    return result  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(("mode", "best"), [("min", 0.2), ("max", 0.9)])
@@ -42,10 +44,10 @@ def test_trial_report_contains_the_latest_and_best_metric(tmp_path: Path, mode: 
     write_lines(metrics / "notes/train.jsonl", {"step": 99, "loss": 0.0})
     write_lines(tmp_path / "tasks/3/trial.json", {"values": {"lr": "1"}})
     write_lines(tmp_path / "tasks/3/stopped.json", {"step": 4})
-    [one] = trials(tmp_path, mode=mode)
-    assert (one["last"], one["best"], one["step"], one["stopped"]) == (0.5, best, 4, 4)
-    assert (one["index"], one["task"], one["values"]) == (3, 3, {"lr": "1"})
-    assert one["folder"] == str(tmp_path / "tasks/3")
+    [result] = trials(tmp_path, mode=mode)
+    assert (result["last"], result["best"], result["step"], result["stopped"]) == (0.5, best, 4, 4)
+    assert (result["index"], result["task"], result["values"]) == (3, 3, {"lr": "1"})
+    assert result["folder"] == str(tmp_path / "tasks/3")
 
 
 @pytest.mark.parametrize("value", ["Infinity", "-Infinity", "NaN", "1e999", "true", "false", "1" + "0" * 400])
@@ -53,19 +55,19 @@ def test_trial_report_contains_the_latest_and_best_metric(tmp_path: Path, mode: 
 def test_trial_report_ignores_non_finite_metrics(tmp_path: Path, value: str, mode: str) -> None:
     metrics = tmp_path / "tasks/0/metrics/0/train.jsonl"
     write_lines(metrics, {"step": 1, "loss": 0.5}, f'{{"step": {value}, "loss": {value}}}')
-    [one] = trials(tmp_path, mode=mode)
-    assert (one["last"], one["best"], one["step"], one["keys"]) == (0.5, 0.5, 1, [])
+    [result] = trials(tmp_path, mode=mode)
+    assert (result["last"], result["best"], result["step"], result["keys"]) == (0.5, 0.5, 1, [])
     write_lines(metrics, f'{{"loss": {value}}}')
-    [one] = trials(tmp_path, mode=mode)
-    assert (one["last"], one["best"]) == (None, None)
+    [result] = trials(tmp_path, mode=mode)
+    assert (result["last"], result["best"]) == (None, None)
 
 
 def test_trial_report_lists_the_written_keys_when_the_metric_is_absent(tmp_path: Path) -> None:
     write_lines(tmp_path / "tasks/0/metrics/0/train.jsonl", {"step": 1, "loss": 0.9}, {"step": 2, "lr": 1})
-    [one] = trials(tmp_path, metric="acc")
-    assert one["keys"] == ["step", "loss", "lr"]
-    [one] = trials(tmp_path)
-    assert one["keys"] == []
+    [result] = trials(tmp_path, metric="acc")
+    assert result["keys"] == ["step", "loss", "lr"]
+    [result] = trials(tmp_path)
+    assert result["keys"] == []
 
 
 def test_trial_report_of_a_restarted_trial_has_no_end(tmp_path: Path) -> None:
@@ -73,11 +75,11 @@ def test_trial_report_of_a_restarted_trial_has_no_end(tmp_path: Path) -> None:
     begun = {"event": "started", "time": 1}
     ended = {"event": "ended", "time": 5, "exit_code": 1}
     write_lines(events, begun, {"event": "staged"}, ended)
-    [one] = trials(tmp_path)
-    assert (one["started"], one["ended"], one["exit_code"]) == (1, 5, 1)
+    [result] = trials(tmp_path)
+    assert (result["started"], result["ended"], result["exit_code"]) == (1, 5, 1)
     write_lines(events, begun, ended, {"event": "started", "time": 9})
-    [one] = trials(tmp_path)
-    assert (one["started"], one["ended"], one["exit_code"]) == (9, None, None)
+    [result] = trials(tmp_path)
+    assert (result["started"], result["ended"], result["exit_code"]) == (9, None, None)
 
 
 def test_trials_that_share_a_task_have_separate_end_records(tmp_path: Path) -> None:
@@ -95,25 +97,25 @@ def test_trials_that_share_a_task_have_separate_end_records(tmp_path: Path) -> N
 def test_trial_report_of_an_unstarted_sweep_is_empty(tmp_path: Path) -> None:
     assert trials(tmp_path) == []
     (tmp_path / "tasks/0").mkdir(parents=True)
-    [one] = trials(tmp_path)
-    assert (one["last"], one["best"], one["values"], one["started"]) == (None, None, None, None)
+    [result] = trials(tmp_path)
+    assert (result["last"], result["best"], result["values"], result["started"]) == (None, None, None, None)
 
 
 def test_trial_report_reads_a_metric_from_the_log(tmp_path: Path) -> None:
     write_lines(tmp_path / "tasks/0/logs/0/rank-0.log", LOG.rstrip())
-    [one] = trials(tmp_path)
-    assert (one["last"], one["best"], one["step"]) == (0.5, 0.25, 3)
+    [result] = trials(tmp_path)
+    assert (result["last"], result["best"], result["step"]) == (0.5, 0.25, 3)
 
 
 def test_metrics_file_has_precedence_over_the_log(tmp_path: Path) -> None:
     write_lines(tmp_path / "tasks/0/logs/0/rank-0.log", LOG.rstrip())
     write_lines(tmp_path / "tasks/0/metrics/0/train.jsonl", {"step": 7, "loss": 0.7})
-    [one] = trials(tmp_path)
-    assert (one["last"], one["best"], one["step"]) == (0.7, 0.7, 7)
+    [result] = trials(tmp_path)
+    assert (result["last"], result["best"], result["step"]) == (0.7, 0.7, 7)
 
 
 def test_trials_that_share_a_task_have_separate_logs(tmp_path: Path) -> None:
     for place, text in enumerate((LOG, "step 1/3 loss 4.0\n")):
         write_lines(tmp_path / f"tasks/0/logs/0/rank-{place}.log", text.rstrip())
         (tmp_path / f"tasks/0/trials/{place}").mkdir(parents=True)
-    assert [one["best"] for one in trials(tmp_path, per_task=2)] == [0.25, 4.0]
+    assert [item["best"] for item in trials(tmp_path, per_task=2)] == [0.25, 4.0]

@@ -64,10 +64,12 @@ def run_watched(code: str, *words: str) -> int:
 def test_trial_has_its_values_directories_and_name(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAG", "${lr} of ${DTSLURM_TRIAL_NAME}")
     assert start_trial("train", "--lr=${lr}", "${other}") == ("train", "--lr=1", "${other}")
-    told = {name: value for name, value in os.environ.items() if name.startswith("DTSLURM_") or name == "TAG"}
+    result = {
+        name: value for name, value in os.environ.items() if name.startswith("DTSLURM_") or name == "TAG"
+    }
     own = job / "tasks/1"
     assert (
-        told.items()
+        result.items()
         >= {
             "TAG": "1 of lr=1",
             "DTSLURM_TRIAL": "1",
@@ -151,8 +153,8 @@ def test_optuna_chooses_the_values_and_receives_the_result(job: Path) -> None:
     assert 1e-4 <= float(lr) <= 1e-1
     assert float(wd) == pytest.approx(1, abs=0.3)
     assert (good.params["layers"], good.params["norm"]) == (int(layers), norm)
-    kept = json.loads((job / "tasks/1/trial.json").read_text())["values"]
-    assert set(kept) == {"lr", "wd", "layers", "norm"}
+    values = json.loads((job / "tasks/1/trial.json").read_text())["values"]
+    assert set(values) == {"lr", "wd", "layers", "norm"}
 
 
 def test_other_ranks_read_the_optuna_values_of_the_first_rank(
@@ -193,8 +195,8 @@ def test_beaten_trial_is_stopped_and_recorded(job: Path, capsys: pytest.CaptureF
         f"stopped early: other trials are better at this step; {job}/tasks/1/stopped.json"
         in capsys.readouterr().out
     )
-    told = json.loads((job / "tasks/1/stopped.json").read_text())
-    assert (told["rung"], told["place"], told["of"], told["loss"]) == (0, 2, 2, 9.0)
+    document = json.loads((job / "tasks/1/stopped.json").read_text())
+    assert (document["rung"], document["place"], document["of"], document["loss"]) == (0, 2, 2, 9.0)
     assert run_watched("raise SystemExit(3)") == 0  # and so is a second try
 
 
@@ -206,13 +208,15 @@ def test_ended_trial_is_recorded_without_a_stop(job: Path) -> None:
     own.mkdir(parents=True)
     settings = {"asha": ASHA, "metric": "loss", "mode": "min", "sweep": str(job)}
     metrics = str(own / "train.jsonl")
-    seen = trial_asha._Watch(trial.RunningTrial({"number": 1}, settings, str(job / "tasks/1"), metrics, True))
-    seen.look(False)  # nothing is written yet
+    watch = trial_asha._Watch(
+        trial.RunningTrial({"number": 1}, settings, str(job / "tasks/1"), metrics, True)
+    )
+    watch.look(False)  # nothing is written yet
     (own / "train.jsonl").write_text('{"step": 1, "loss": 9.0}\n{"step": 2, "lo')
-    seen.look(True)
-    assert not seen.stopped
+    watch.look(True)
+    assert not watch.stopped
     assert (job / "asha/0/1=9.0").exists()  # others compare with it all the same
-    assert seen.last == 9.0
+    assert watch.last == 9.0
 
 
 def test_other_ranks_stop_only_by_the_stop_mark(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,5 +279,5 @@ def test_metric_that_is_never_written_is_reported_in_the_log(
     written = "" if line is None else json.dumps(line) + "\n"
     code = f'import os; open(os.environ["DTSLURM_METRICS"], "a").write({written!r})'
     assert run_watched(code) == 0
-    [told] = [text for text in capsys.readouterr().out.splitlines() if "wrote no number as 'acc'" in text]
-    assert message in told
+    [result] = [text for text in capsys.readouterr().out.splitlines() if "wrote no number as 'acc'" in text]
+    assert message in result

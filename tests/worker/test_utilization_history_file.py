@@ -24,9 +24,9 @@ def record(time: float, node: str, util: float, cpu: float = 10) -> dict[str, An
 def test_utilization_history_averages_samples_into_columns(tmp_path: Path) -> None:
     write(tmp_path, 0, [record(1000 + number, "n1", number * 10) for number in range(10)])
     write(tmp_path, 1, [record(1000, "n2", 50), record(1009, "n2", 70)])
-    found = utilization_history.heat(str(tmp_path), 0, 4)
-    assert (found["from"], found["to"]) == (1000, 1009)
-    gpu, cpu, other, _ = found["rows"]
+    result = utilization_history.heat(str(tmp_path), 0, 4)
+    assert (result["from"], result["to"]) == (1000, 1009)
+    gpu, cpu, other, _ = result["rows"]
     assert (gpu["node"], gpu["what"], cpu["what"], other["node"]) == ("n1", "gpu 0", "cpu", "n2")
     assert gpu["values"] == [10.0, 40.0, 70.0, 90.0]
     assert (gpu["memory"], gpu["power_w"]) == (0.25, 300)
@@ -51,9 +51,9 @@ def test_utilization_history_ignores_malformed_lines(tmp_path: Path, line: str) 
 
 def test_utilization_history_samples_a_long_file_over_its_whole_length(tmp_path: Path) -> None:
     write(tmp_path, 0, [record(1000 + number, "n1", number % 100) for number in range(20_000)])
-    found = utilization_history.heat(str(tmp_path), 0, 8)
-    assert [value is not None for value in found["rows"][0]["values"]] == [True] * 8
-    assert found["to"] - found["from"] > 19_000
+    result = utilization_history.heat(str(tmp_path), 0, 8)
+    assert [value is not None for value in result["rows"][0]["values"]] == [True] * 8
+    assert result["to"] - result["from"] > 19_000
 
 
 def test_utilization_history_without_samples_has_no_rows(tmp_path: Path) -> None:

@@ -23,19 +23,19 @@ def kept(values: dict[str, Any], layers: int, dtype: torch.dtype) -> int:
     config.use_cache = False
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").train()
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    found: dict[int, Any] = {}  # the storages themselves, so that none is freed and its address used again
+    result: dict[int, Any] = {}  # the storages themselves, so that none is freed and its address used again
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage
+            result[storage.data_ptr()] = storage
         return tensor
 
     tokens = torch.randint(values["vocab_size"], (1, TOKENS))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = model(input_ids=tokens, labels=tokens).loss
     assert loss.requires_grad
-    return sum(storage.nbytes() for storage in found.values())
+    return sum(storage.nbytes() for storage in result.values())
 
 
 torch.manual_seed(0)

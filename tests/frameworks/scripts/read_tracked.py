@@ -40,7 +40,9 @@ for record in records(kept):
     for item in record.history.item:
         seen.setdefault("history", {})[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
 client = mlflow.MlflowClient(f"file://{folder}/mlruns")
-runs = [(one, run) for one in client.search_experiments() for run in client.search_runs([one.experiment_id])]
+runs = [
+    (item, run) for item in client.search_experiments() for run in client.search_runs([item.experiment_id])
+]
 [(experiment, run)] = runs
 told = {"experiment": experiment.name, "name": run.info.run_name, "tags": run.data.tags}
 print(json.dumps({"wandb": seen, "mlflow": {**told, "metrics": run.data.metrics}}))

@@ -56,12 +56,12 @@ def fit(rank: int, world: int, mean) -> None:  # type: ignore[no-untyped-def]
     points = shard(rank, world)
     print(f"rank {rank} of {world} local {os.environ.get('LOCAL_RANK')}", flush=True)
     for step in range(STEPS):
-        by_w, by_b, loss, told = mean(gradient(w, b, points))
+        by_w, by_b, loss, result = mean(gradient(w, b, points))
         w, b = w - RATE * by_w, b - RATE * by_b
         print(f"step {step} loss {loss:.6f}", flush=True)
         if MODE == "wait":
             time.sleep(0.1)
-            if told:  # the same number everywhere: all ranks leave at the same step
+            if result:  # the same number everywhere: all ranks leave at the same step
                 print("leaving on the early signal" if heard else "another rank heard it", flush=True)
                 return
         if MODE == "fail" and step == FAILING_STEP and rank == world - 1:

@@ -42,7 +42,7 @@ def shard(model: torch.nn.Module, precision: str) -> None:
     if precision == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    for layer in max(lists, key=lambda found: sum(p.numel() for p in found.parameters())):
+    for layer in max(lists, key=lambda result: sum(p.numel() for p in result.parameters())):
         fully_shard(layer, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
 
@@ -109,14 +109,14 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
         synchronize()
         if step >= WARM_UP:
             seconds.append(time.perf_counter() - started)
-    found = {"step_time_s": statistics.median(seconds), "slowest_s": max(seconds)}
-    found |= {"first_loss": losses[0], "last_loss": losses[-1]}
+    result = {"step_time_s": statistics.median(seconds), "slowest_s": max(seconds)}
+    result |= {"first_loss": losses[0], "last_loss": losses[-1]}
     if DEVICE == "cuda":
-        found["memory_gib"] = torch.cuda.max_memory_allocated() / GIB
-        found["reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
+        result["memory_gib"] = torch.cuda.max_memory_allocated() / GIB
+        result["reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
         free, total = torch.cuda.mem_get_info()
-        found["device_gib"] = (total - free) / GIB
-    return found
+        result["device_gib"] = (total - free) / GIB
+    return result
 
 
 def synchronize() -> None:
@@ -133,16 +133,16 @@ def main() -> None:
     for row in json.loads(Path(sys.argv[1]).read_text()):
         started = time.perf_counter()
         try:
-            found = measure(row)
+            result = measure(row)
         except torch.OutOfMemoryError as error:
-            found = {"out_of_memory": str(error).partition(".")[0]}
+            result = {"out_of_memory": str(error).partition(".")[0]}
         except Exception as error:  # noqa: BLE001 - the others are measured all the same
-            found = {"error": f"{type(error).__name__}: {error}"[:400]}
-        found["seconds"] = time.perf_counter() - started
-        print(json.dumps({**row, **found}), flush=True)
-        if metrics and "step_time_s" in found:
+            result = {"error": f"{type(error).__name__}: {error}"[:400]}
+        result["seconds"] = time.perf_counter() - started
+        print(json.dumps({**row, **result}), flush=True)
+        if metrics and "step_time_s" in result:
             with Path(metrics).open("a") as file:
-                file.write(json.dumps({key: found[key] for key in found if key != "seconds"}) + "\n")
+                file.write(json.dumps({key: result[key] for key in result if key != "seconds"}) + "\n")
         gc.collect()
         if DEVICE == "cuda":
             torch.cuda.empty_cache()

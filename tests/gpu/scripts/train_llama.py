@@ -79,16 +79,16 @@ def torchrun() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--micro-batch-size", "--gradient-accumulation-steps", "--seq-len"):
         parser.add_argument(name, type=int, required=True)
-    asked = parser.parse_args(sys.argv[2:])
+    args = parser.parse_args(sys.argv[2:])
     model = build()
     for block in (*model.model.layers, model):
         shard(block, init_device_mesh, fully_shard, MixedPrecisionPolicy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    batch = tokens(asked.micro_batch_size)
+    batch = tokens(args.micro_batch_size)
     for step in range(STEPS):
-        for _ in range(asked.gradient_accumulation_steps):
+        for _ in range(args.gradient_accumulation_steps):
             loss = model(input_ids=batch, labels=batch).loss
-            (loss / asked.gradient_accumulation_steps).backward()
+            (loss / args.gradient_accumulation_steps).backward()
         optimizer.step()
         optimizer.zero_grad()
         report(step, loss)
