@@ -67,17 +67,17 @@ def time_rounds(run: Callable[[], object]) -> list[float]:
 
 def measure_speed(folder: Path) -> dict[str, object]:
     """Return the seconds of a diagnosis and of grep for one word over the same files."""
-    made = make_run(folder / "run", "hang-nccl", 7, "held-out", world=RANKS)
-    size = prepend_output(made)
+    run = make_run(folder / "run", "hang-nccl", 7, "held-out", world=RANKS)
+    size = prepend_output(run)
     host = WorkerHost(LocalTransport(), sys.executable)
 
     def diagnose() -> None:
-        evidence = gather(host, made.folder, 0, made.batch, SIGNATURES, RANKS)
-        result = judge(made.facts, evidence, SIGNATURES)
-        assert is_right(made, result.cause, result.rank)
+        evidence = gather(host, run.folder, 0, run.batch, SIGNATURES, RANKS)
+        result = judge(run.facts, evidence, SIGNATURES)
+        assert is_right(run, result.cause, result.rank)
 
     def grep() -> None:
-        subprocess.run(["grep", "-rci", "error", made.folder], stdout=subprocess.DEVNULL, check=False)
+        subprocess.run(["grep", "-rci", "error", run.folder], stdout=subprocess.DEVNULL, check=False)
 
     diagnose_s, grep_s = sorted(time_rounds(diagnose)), sorted(time_rounds(grep))
     before = os.times()
@@ -108,17 +108,17 @@ def measure_accuracy(folder: Path, half: Half) -> dict[str, object]:
     by_confidence: dict[str, list[bool]] = {name: [] for name in CONFIDENCE_LEVELS}
     for name in KINDS:
         for seed in SEEDS[half]:
-            made = make_run(folder / half / name / str(seed), name, seed, half)
-            result = verdict(made.folder, made.facts, made.batch)
+            run = make_run(folder / half / name / str(seed), name, seed, half)
+            result = verdict(run.folder, run.facts, run.batch)
             runs += 1
-            is_correct = is_right(made, result.cause, result.rank)
+            is_correct = is_right(run, result.cause, result.rank)
             correct += is_correct
             levels = CONFIDENCE_LEVELS.items()
             level = next(name for name, least in levels if result.confidence >= least)
             by_confidence[level].append(is_correct)
-            if made.ranks and len(made.ranks) < made.facts.world_size:
+            if run.ranks and len(run.ranks) < run.facts.world_size:
                 with_rank += 1
-                grep_correct += grep_first_error(made) in made.ranks
+                grep_correct += grep_first_error(run) in run.ranks
     return {
         "runs": runs,
         "kinds": len(KINDS),

@@ -102,8 +102,8 @@ def render_page(results: Results) -> str:
 
 
 def _target_tables(sections: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
-    known = [row.met for rows in sections.values() for row in rows if row.met is not None]
-    yield TARGETS_HEAD.format(met=sum(known), count=len(known))
+    known_results = [row.met for rows in sections.values() for row in rows if row.met is not None]
+    yield TARGETS_HEAD.format(met=sum(known_results), count=len(known_results))
     for title, rows in sections.items():
         yield f"\n### {title}\n\n| measure | target | measured | met |\n|---|---|---|---|"
         for row in rows:

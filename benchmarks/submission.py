@@ -323,8 +323,11 @@ def print_singles(seconds: dict[str, list[float]]) -> None:
 
 def print_functions(rounds: dict[str, list[dict[str, Any]]]) -> None:
     """Print the cost of `map_array`."""
-    wall = {name: [one["wall_s"] for one in results] for name, results in rounds.items()}
-    calls = {name: max(one["squeue"] + one["sacct"] for one in results) for name, results in rounds.items()}
+    wall = {name: [result["wall_s"] for result in results] for name, results in rounds.items()}
+    calls = {
+        name: max(result["squeue"] + result["sacct"] for result in results)
+        for name, results in rounds.items()
+    }
     spreads = f"{describe_spread(wall['dtslurm'])}; submitit {describe_spread(wall['submitit'])}"
     print(f"map_array of {FUNCTIONS}: {spreads}: {describe_ratio(wall['dtslurm'], wall['submitit'])}")
     print(f"  squeue and sacct calls: at most {calls['dtslurm']}; submitit {calls['submitit']}")

@@ -46,17 +46,17 @@ def clusters(items: Sequence[Residual]) -> list[list[Residual]]:
 def calibrated_errors(groups: Sequence[Sequence[Residual]], runs: int) -> list[CalibratedError]:
     """Return the errors of the rows that remain after ``runs`` rows of each cluster were drawn."""
     drawn = random.Random(7)
-    found: list[CalibratedError] = []
+    result: list[CalibratedError] = []
     for group in groups:
         for _ in range(DRAWINGS):
             own = drawn.sample(range(len(group)), max(RUNS))
             factors = _factors([group[index] for index in own[:runs]])
-            found += [
+            result += [
                 CalibratedError(item.source, _error(item, factors))
                 for index, item in enumerate(group)
                 if index not in own  # the same rows at every point of the curve
             ]
-    return found
+    return result
 
 
 def _factors(own: Sequence[Residual]) -> dict[str, float]:
@@ -86,7 +86,7 @@ def _error(item: Residual, factors: dict[str, float]) -> float:
 def curve(items: Sequence[Residual]) -> dict[str, dict[str, Any]]:
     """Return errors by the number of a cluster's own runs: median, 90 %, mean of tables, 80 % factor."""
     groups = clusters(items)
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for runs in RUNS:
         errors = calibrated_errors(groups, runs)
         relative = sorted(abs(math.expm1(item.error)) for item in errors)
@@ -95,7 +95,7 @@ def curve(items: Sequence[Residual]) -> dict[str, dict[str, Any]]:
             by_source[item.source].append(item.error)
         pairs = [(abs(error), 1 / len(values)) for values in by_source.values() for error in values]
         means = [fmean(abs(math.expm1(value)) for value in values) for values in by_source.values()]
-        found[str(runs)] = {
+        result[str(runs)] = {
             "clusters": len(groups),
             "tables": len(by_source),
             "median": median(relative),
@@ -103,4 +103,4 @@ def curve(items: Sequence[Residual]) -> dict[str, dict[str, Any]]:
             "mean_of_source_means": fmean(means),
             "factor": rounded_up(math.exp(weighted_quantile(pairs, LEVEL))),
         }
-    return found
+    return result

@@ -78,15 +78,15 @@ def family_of(name: str) -> str:
 def observations(answers: Iterable[RowPrediction]) -> list[Observation]:
     """Return the rows to fit to, at most 60 of each table, the same ones every time."""
     picked = random.Random(3)
-    found: list[Observation] = []
+    result: list[Observation] = []
     for source, items in by_source([item for item in answers if is_scored(item)]).items():
         some = picked.sample(items, min(len(items), MOST_ROWS))
         for item in some:
             measured = measured_tokens_per_s(item)
             if item.case is not None and measured is not None:
                 place = (source, laboratory(item.row), len(some) ** -0.3)
-                found.append(Observation(item.case, measured, *place))
-    return found
+                result.append(Observation(item.case, measured, *place))
+    return result
 
 
 def log_speed(case: MeasuredRow, values: Constants) -> float:

@@ -63,7 +63,7 @@ def class_factors(items: Sequence[Residual], least: int = LEAST_LABORATORIES) ->
     A chip that no row was fitted to, or a layout that is partly assumed, never has a narrower interval than
     its counterpart.
     """
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for kind in CLASSES:
         easier = [
             other
@@ -72,12 +72,12 @@ def class_factors(items: Sequence[Residual], least: int = LEAST_LABORATORIES) ->
         ]
         factor = max(math.exp(error_size(class_members(items, other, least))) for other in easier)
         members = class_members(items, kind, least)
-        found[str(kind)] = {
+        result[str(kind)] = {
             "factor": rounded_up(factor),
             "rows": len(members),
             "laboratories": len({item.laboratory for item in members}),
         }
-    return found
+    return result
 
 
 def coverage(items: Sequence[Residual]) -> dict[str, Any]:
@@ -98,7 +98,9 @@ def coverage(items: Sequence[Residual]) -> dict[str, Any]:
     return {
         "rows": _share([covered for _, covered in inside]),
         "by_source": sum(map(_share, by_source.values())) / len(by_source),
-        "classes": {name: {"rows": len(found), "covered": _share(found)} for name, found in by_class.items()},
+        "classes": {
+            name: {"rows": len(result), "covered": _share(result)} for name, result in by_class.items()
+        },
     }
 
 
@@ -113,7 +115,7 @@ def pair_factors(items: Sequence[Residual]) -> dict[str, dict[str, Any]]:
     and so do the groups of a table.
     """
     error_by_prediction = {id(item.prediction): item.error for item in items}
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     groups = choice_groups(item.prediction for item in items)
     count_by_source = Counter(key[0] for key in groups)
     for name, mixture in (("dense", False), ("mixture", True)):
@@ -124,10 +126,10 @@ def pair_factors(items: Sequence[Residual]) -> dict[str, dict[str, Any]]:
                 continue
             used += 1
             errors = [error_by_prediction[id(prediction)] for prediction in group]
-            gaps = [abs(one - other) for one, other in combinations(errors, 2)]
+            gaps = [abs(item - other) for item, other in combinations(errors, 2)]
             pairs += [(gap, 1 / count_by_source[key[0]] / len(gaps)) for gap in gaps]
-        found[name] = {"factor": rounded_up(math.exp(weighted_quantile(pairs, LEVEL))), "groups": used}
-    return found
+        result[name] = {"factor": rounded_up(math.exp(weighted_quantile(pairs, LEVEL))), "groups": used}
+    return result
 
 
 def table(items: Sequence[Residual]) -> dict[str, Any]:

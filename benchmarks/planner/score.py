@@ -60,9 +60,9 @@ def throughput(answers: Sequence[RowPrediction]) -> dict[str, Any]:
 
 
 def _speed_errors(items: Iterable[RowPrediction]) -> dict[str, Any]:
-    found = errors(items, lambda item: item.speed_error)
-    assert found is not None
-    return vars(found)
+    result = errors(items, lambda item: item.speed_error)
+    assert result is not None
+    return vars(result)
 
 
 def by_class(items: Iterable[Residual]) -> dict[str, Any]:
@@ -74,8 +74,8 @@ def by_class(items: Iterable[Residual]) -> dict[str, Any]:
         name: {
             **_speed_errors(item.prediction for item in members),
             "mean_of_source_means": statistics.mean(
-                _speed_errors(found)["mean"]
-                for found in by_source([item.prediction for item in members]).values()
+                _speed_errors(result)["mean"]
+                for result in by_source([item.prediction for item in members]).values()
             ),
             "sources": len({item.source for item in members}),
             "laboratories": len({item.laboratory for item in members}),
@@ -116,24 +116,24 @@ def memory(answers: Iterable[RowPrediction]) -> dict[str, Any]:
         "rows": whole.rows if whole else 0,
         "median": whole.median if whole else None,
         "p90": whole.p90 if whole else None,
-        "sources": {name: vars(found) for name, found in by.items()},
+        "sources": {name: vars(result) for name, result in by.items()},
     }
 
 
 def choosing(answers: Iterable[RowPrediction]) -> dict[str, Any]:
     """Return what picking the predicted best loses against the measured best, and Kendall's tau."""
-    found = measure_choice_losses([item for item in answers if is_scored(item)])
+    choice_losses = measure_choice_losses([item for item in answers if is_scored(item)])
     by: dict[str, list[Any]] = defaultdict(list)
-    for choice in found:
+    for choice in choice_losses:
         by[choice.source].append(choice)
-    losses = sorted(choice.loss for choice in found)
+    losses = sorted(choice.loss for choice in choice_losses)
     return {
-        "groups": len(found),
+        "groups": len(choice_losses),
         "mean": statistics.mean(losses),
         "p90": losses[min(len(losses) - 1, int(0.9 * len(losses)))],
         "worst": losses[-1],
-        "worst_group": max(found, key=lambda choice: choice.loss).group,
-        "tau": statistics.mean(choice.tau for choice in found),
+        "worst_group": max(choice_losses, key=lambda choice: choice.loss).group,
+        "tau": statistics.mean(choice.tau for choice in choice_losses),
         "sources": {
             name: {
                 "groups": len(choices),
@@ -176,7 +176,7 @@ def worst(answers: Iterable[RowPrediction], count: int = 12) -> list[str]:
 
 def one_source_constants(model: LinearModel) -> dict[str, str]:
     """Return the fitted constants that get over 80 % of their information from one table, with the table."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for index, name in enumerate(model.names):
         information: dict[str, float] = defaultdict(float)
         for item, slope in zip(model.items, model.jacobian[:, index], strict=True):
@@ -184,8 +184,8 @@ def one_source_constants(model: LinearModel) -> dict[str, str]:
         total = sum(information.values())
         source, most = max(information.items(), key=lambda pair: pair[1])
         if total and most / total > 0.8:
-            found[name] = source
-    return found
+            result[name] = source
+    return result
 
 
 def searches() -> dict[str, float]:
@@ -262,8 +262,8 @@ def main() -> None:
     """Print the figures, or JSON with ``--json``."""
     from benchmarks.planner.report import show
 
-    found = measure()
+    result = measure()
     if "--json" in sys.argv:
-        print(json.dumps({"schema": 1, "planner": found}, indent=1))
+        print(json.dumps({"schema": 1, "planner": result}, indent=1))
     else:
-        show(found)
+        show(result)

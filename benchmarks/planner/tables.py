@@ -37,13 +37,13 @@ def laboratory(row: Mapping[str, str]) -> str:
 
 def rows() -> list[dict[str, str]]:
     """Return every measured row, with the framework that its table names once for all rows."""
-    found: list[dict[str, str]] = []
+    result: list[dict[str, str]] = []
     for name in TABLES:
         with (HERE / "data" / name).open(encoding="utf-8", newline="") as stream:
-            found += [
+            result += [
                 {**row, "framework": sources()[row["source"]]["framework"]} for row in csv.DictReader(stream)
             ]
-    return found
+    return result
 
 
 def reason_not_scored(item: RowPrediction) -> str:

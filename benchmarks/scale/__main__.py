@@ -200,7 +200,7 @@ def follow(costs: Costs, size: int, run: Path) -> None:
         if CAUGHT_UP in costs.broken:
             return
         family = psutil.Process().children(recursive=True)
-        far = next(one for one in family if "-S" in one.cmdline())
+        far = next(item for item in family if "-S" in item.cmdline())
         costs.note("far side, idle, % of a core", size, lambda: idle_share(stream, far))
         costs.note("far side, MB", size, lambda: far.memory_info().rss / 1e6)
         costs.note("far side, open files", size, lambda: float(far.num_fds()))

@@ -58,11 +58,11 @@ class EmulatedNodes:
         begin = time.monotonic()
         for name in self.names[: beats.FAN_OUT]:
             self.relays[name] = Relay(self.folder, name)
-        while any(one.orders is None for one in self.relays.values()):
+        while any(item.orders is None for item in self.relays.values()):
             if time.monotonic() > begin + LONGEST_S:
                 raise RuntimeError("not all relays joined the tree as children of the supervisor")
-            for one in self.relays.values():
-                one.join_if_due()
+            for item in self.relays.values():
+                item.join_if_due()
             self.serve(0.0)
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(self.register, self.names[beats.FAN_OUT :]))
@@ -85,7 +85,7 @@ class EmulatedNodes:
         """Send heartbeats until the supervisor closes its port; obey commands on standard input."""
         threading.Thread(target=self.obey, daemon=True).start()
         number = 0
-        while any(one.orders is not None for name, one in self.relays.items() if name not in self.silent):
+        while any(item.orders is not None for name, item in self.relays.items() if name not in self.silent):
             number += 1
             begin = time.monotonic()
             for part in range(10):  # not all nodes at the same moment
@@ -115,10 +115,10 @@ class EmulatedNodes:
     def serve(self, until: float) -> None:
         """Let the relays work until a moment."""
         while True:
-            for name, one in self.relays.items():
+            for name, item in self.relays.items():
                 if name not in self.silent:
-                    one.handle([event for event, _ in one.selector.select(0)])
-                    one.tick()
+                    item.handle([event for event, _ in item.selector.select(0)])
+                    item.tick()
             if time.monotonic() >= until:
                 return
             time.sleep(0.05)
@@ -233,8 +233,8 @@ def main() -> None:
         begin, began_at = time.process_time(), time.monotonic()
         attempt.watch(WINDOW_S)
         share = 100 * (time.process_time() - begin) / (time.monotonic() - began_at)
-        heard = len(attempt.beats.seen)
-        print(f"supervisor: {share:.1f} % of a core while {heard:,} nodes train and print nothing")
+        count = len(attempt.beats.seen)
+        print(f"supervisor: {share:.1f} % of a core while {count:,} nodes train and print nothing")
         print(f"supervisor: {resident_mb():.0f} MB resident, {before_mb:.0f} MB before the first node")
         print(f"files for heartbeats: {sorted(os.listdir(attempt.beats.folder))}")  # noqa: PTH208
         for kind, lost in (("leaf", names[-1]), ("relay", names[5])):
@@ -243,10 +243,10 @@ def main() -> None:
             lost_at, restarted = time.monotonic(), len(attempt.step.restarted_agents)
             cause = attempt.watch(LONGEST_S)
             noticed_s = time.monotonic() - lost_at
-            others = set(attempt.step.restarted_agents[restarted:]) - {lost}
+            restarted_agents = set(attempt.step.restarted_agents[restarted:]) - {lost}
             print(
                 f"a lost {kind}: {cause.get('node')} was noticed after {noticed_s:.1f} s; "
-                f"agents restarted on other nodes: {len(others)}"
+                f"agents restarted on other nodes: {len(restarted_agents)}"
             )
             attempt.beats.last[lost]["kind"] = "bye"  # the next attempt has other nodes
         attempt.beats.close()

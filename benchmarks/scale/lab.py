@@ -37,8 +37,8 @@ class ScaleLab(SlurmLab):
         """Return when the real node is idle."""
 
         def idle() -> bool:
-            told = self.run(["sinfo", "-h", "-n", "n1", "-o", "%T"], check=False).stdout
-            return "idle" in told.split()
+            result = self.run(["sinfo", "-h", "-n", "n1", "-o", "%T"], check=False).stdout
+            return "idle" in result.split()
 
         self.wait_for("nodes", idle, timeout)
 

@@ -119,7 +119,7 @@ def _judge_timeout(timeouts: list[RankEnd], context: FailureContext) -> Verdict:
 def _judge_lost_connection(disconnected_ends: list[RankEnd], context: FailureContext) -> Verdict:
     """Return the verdict on ranks that lost a connection without any rank reporting why."""
     strongest_reason = max(
-        (end.reason for end in disconnected_ends if end.reason), key=lambda one: one.strength
+        (end.reason for end in disconnected_ends if end.reason), key=lambda reason: reason.strength
     )
     silent_ends, exited = context.of_kind("silent"), context.of_kind("fine")
     if strongest_reason.cause == "link-down":

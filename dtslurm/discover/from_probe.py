@@ -87,7 +87,7 @@ def local_disks(observations: Seen) -> list[Mapping[str, Any]]:
         for disk in rows(observations, "disks")
         if not disk.get("shared") and disk.get("kind") not in {"tmpfs", "ramfs"}
     ]
-    return sorted(local, key=lambda one: -(one.get("size_mib") or 0))
+    return sorted(local, key=lambda disk: -(disk.get("size_mib") or 0))
 
 
 def _disk_facts(name: str, observations: Seen, source: str) -> Iterator[Fact]:

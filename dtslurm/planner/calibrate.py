@@ -79,16 +79,16 @@ def factors(
     """
     matching = matching_measurements(measurements, gpu, framework, precision)
     timed = [(_parts(item), ratios(item)["time"]) for item in matching if item.measured_step_s]
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     if timed:
         low, high = BOUNDS
         times = [sum(parts.values()) * min(high, max(low, ratio)) for parts, ratio in timed]
         scales = part_factors([parts for parts, _ in timed], times)
-        found |= {f"{part}_scale": scale for part, scale in scales.items()}
+        result |= {f"{part}_scale": scale for part, scale in scales.items()}
     memory = [ratio["activations"] for ratio in map(ratios, matching) if "activations" in ratio]
     if memory:
-        found["activation_scale"] = _bounded_mean(memory)
-    return found
+        result["activation_scale"] = _bounded_mean(memory)
+    return result
 
 
 def _parts(item: Measurement) -> dict[str, float]:
@@ -104,7 +104,7 @@ def part_factors(parts: Sequence[Mapping[str, float]], times: Sequence[float]) -
     """
     point = dict.fromkeys(PARTS, 0.0)
     for _ in range(_STEPS):
-        square = {(one, other): 0.0 for one in PARTS for other in PARTS}
+        square = {(part, other): 0.0 for part in PARTS for other in PARTS}
         slope = dict.fromkeys(PARTS, 0.0)
         for part in PARTS:
             square[part, part] += FREEDOM[part] ** -2
@@ -113,10 +113,10 @@ def part_factors(parts: Sequence[Mapping[str, float]], times: Sequence[float]) -
             seconds = {part: run[part] * math.exp(point[part]) for part in PARTS}
             total = sum(seconds.values())
             miss = math.log(measured / total)
-            for one in PARTS:
-                slope[one] += seconds[one] / total * miss * NOISE**-2
+            for part in PARTS:
+                slope[part] += seconds[part] / total * miss * NOISE**-2
                 for other in PARTS:
-                    square[one, other] += seconds[one] * seconds[other] / total**2 * NOISE**-2
+                    square[part, other] += seconds[part] * seconds[other] / total**2 * NOISE**-2
         move = _solve(square, slope)
         longest = max(abs(value) for value in move.values())
         point = {part: point[part] + move[part] * min(1.0, 0.5 / max(longest, 1e-12)) for part in PARTS}
@@ -127,7 +127,7 @@ def part_factors(parts: Sequence[Mapping[str, float]], times: Sequence[float]) -
 
 def _solve(square: Mapping[tuple[str, str], float], slope: Mapping[str, float]) -> dict[str, float]:
     """Solve a positive definite system of three equations by elimination."""
-    rows = [[*(square[one, other] for other in PARTS), slope[one]] for one in PARTS]
+    rows = [[*(square[part, other] for other in PARTS), slope[part]] for part in PARTS]
     size = len(rows)
     for index in range(size):
         for later in range(index + 1, size):

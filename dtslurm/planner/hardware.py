@@ -153,7 +153,7 @@ def _measured_shares(rows: list[dict[str, str]], kind: str) -> dict[str, float]:
         best, peak = row[f"mamf_{kind}_tflops"], row[f"{kind}_dense_tflops"]
         if best and peak:
             shares.setdefault(_generation(_chip_of(row["gpu"])), []).append(float(best) / float(peak))
-    return {name: sum(found) / len(found) for name, found in shares.items()}
+    return {name: sum(values) / len(values) for name, values in shares.items()}
 
 
 def _generation(chip: str) -> str:

@@ -263,7 +263,7 @@ class SlurmScheduler:
     def recall(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
         """Return the status records of jobs from ``memory`` alone; see `SharedScheduler.recall`."""
         live = JobTable(self._live)
-        ended_jobs = JobTable(sorted(self._ended.values(), key=lambda one: one.submit_time or 0))
+        ended_jobs = JobTable(sorted(self._ended.values(), key=lambda job: job.submit_time or 0))
         return {
             job_id: self._merge_statuses(job_id, live.belonging(job_id), ended_jobs.covering(job_id))
             for job_id in job_ids

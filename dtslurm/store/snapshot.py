@@ -409,7 +409,7 @@ _Read = tuple[Stamp, str, int]
 
 
 def _read_all(root: Path, files: Sequence[_TreeEntry]) -> Iterator[tuple[_TreeEntry, _Read | str | None]]:
-    read_entry: Callable[[_TreeEntry], _Read | str | None] = lambda one: _read(f"{root}/{one.path}")  # noqa: E731
+    read_entry: Callable[[_TreeEntry], _Read | str | None] = lambda entry: _read(f"{root}/{entry.path}")  # noqa: E731
     if len(files) < 8:
         yield from ((entry, read_entry(entry)) for entry in files)
         return

@@ -250,7 +250,7 @@ def removable_checkpoints(
     retained = newest[:keep]
     if best:
         scored = [row for row in checkpoints if finite_number(row["metrics"].get(best)) is not None]
-        scored.sort(key=lambda one: one["metrics"][best], reverse=largest)
+        scored.sort(key=lambda artifact: artifact["metrics"][best], reverse=largest)
         retained = scored[:keep] + newest[:1]
     retained_paths = {row["path"] for row in retained}
     return [row for row in newest if row["path"] not in retained_paths and not row["pinned"]]

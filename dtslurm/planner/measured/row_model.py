@@ -30,20 +30,20 @@ def read_model(row: Row, seq_len: int, notes: str) -> ModelShape:
     layers = (row.get("layers") or "").strip()
     depth = parse_count(row, "layers") if layers else layers_in_remark(name)
     if preset is not None and (preset.is_moe or not layers or _agrees(row, preset)):
-        found = _with_vocabulary(row, preset.with_layers(depth) if depth else preset)
+        shape = _with_vocabulary(row, preset.with_layers(depth) if depth else preset)
     elif (row.get("hidden") or "").strip():
-        found = _model_of_columns(row, name, seq_len, notes)
+        shape = _model_of_columns(row, name, seq_len, notes)
     else:
         guess = guessed_model(name, real(row, "params_b"), depth, parse_count(row, "vocab", 50304), seq_len)
         if guess is None or _seems_mixture(row, notes):
             raise RowUnanswerable(f"the model {name!r} is not known, and hidden is not given")
-        found = guess
-    if not found.is_moe and _seems_mixture(row, notes):
+        shape = guess
+    if not shape.is_moe and _seems_mixture(row, notes):
         raise RowUnanswerable(
             f"the model {name!r} is a mixture, and its experts are not stated; "
             "notes such as 'MoE 64 experts top-2' state them"
         )
-    return replace(found, head=False) if _CLASSIFIES.search(row.get("task") or "") else found
+    return replace(shape, head=False) if _CLASSIFIES.search(row.get("task") or "") else shape
 
 
 def _agrees(row: Row, preset: ModelShape) -> bool:
@@ -145,10 +145,10 @@ def _model_of_columns(row: Row, name: str, seq_len: int, notes: str) -> ModelSha
         ]
     if params is None:
         is_llama_like = ffn % (4 * hidden) != 0
-        found = next(shape for shape in shapes if shape.stacks[0].gated == is_llama_like)
+        shape = next(shape for shape in shapes if shape.stacks[0].gated == is_llama_like)
     else:
-        found = min(shapes, key=lambda shape: abs(shape.params - params * 1e9))
-    return replace(found, assumptions=_assumptions(found, notes, params, tied_stated))
+        shape = min(shapes, key=lambda shape: abs(shape.params - params * 1e9))
+    return replace(shape, assumptions=_assumptions(shape, notes, params, tied_stated))
 
 
 def _states_tied(notes: str) -> bool | None:

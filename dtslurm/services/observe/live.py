@@ -101,9 +101,9 @@ def diagnose_live(context: Context, record: JobRecord, *, task: str | None = Non
         telemetry = read_telemetry(context, record, RunPart(attempt=attempt, task=task))
     looks, reasons = answers.interpret(
         observations,
-        lambda found: (
-            tuple(_combine_rank(telemetry, rank, found.get(rank)) for rank in telemetry.ranks),
-            _reasons(found),
+        lambda records: (
+            tuple(_combine_rank(telemetry, rank, records.get(rank)) for rank in telemetry.ranks),
+            _reasons(records),
         ),
         "the program that examines ranks",
     )

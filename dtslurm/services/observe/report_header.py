@@ -88,7 +88,7 @@ def training_tiles(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[Tile]:
     tiles += _rate_tile(attempts)
     loss = join_attempts(attempts.values(), "loss")
     if loss:
-        step, best = min(loss, key=lambda one: one[1])
+        step, best = min(loss, key=lambda item: item[1])
         tiles.append(
             Tile(
                 "last loss",

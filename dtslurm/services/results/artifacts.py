@@ -77,7 +77,7 @@ def select_artifacts(artifacts: Sequence[Artifact], patterns: Sequence[str]) -> 
             checkpoints = [
                 artifact for artifact in artifacts if artifact.kind == "checkpoint" and artifact.there
             ]
-            matches = sorted(checkpoints, key=lambda one: (one.step or 0, one.time or 0))[-1:]
+            matches = sorted(checkpoints, key=lambda artifact: (artifact.step or 0, artifact.time or 0))[-1:]
         else:
             path = pattern.rstrip("/")
             matches = [

@@ -88,7 +88,7 @@ def _add_accounting(attempts: Sequence[Attempt], runs: Sequence[JobStatus]) -> l
             and abs(status.start_time - attempt.started) < 60
         ]
         if not attempt.how and matches:
-            status = min(matches, key=lambda one: abs((one.start_time or 0) - (attempt.started or 0)))
+            status = min(matches, key=lambda match: abs((match.start_time or 0) - (attempt.started or 0)))
             filled.append(
                 replace(attempt, ended=attempt.ended or status.end_time, how=f"Slurm: {status.raw_state}")
             )

@@ -99,11 +99,11 @@ class SweepView:
         sign = -1 if self.mode == "max" else 1
         return sorted(
             self.trials,
-            key=lambda one: (
-                one.best is None,
-                one.best is not None and one.state == FAILED,
-                0.0 if one.best is None else sign * one.best,
-                one.number,
+            key=lambda trial: (
+                trial.best is None,
+                trial.best is not None and trial.state == FAILED,
+                0.0 if trial.best is None else sign * trial.best,
+                trial.number,
             ),
         )
 

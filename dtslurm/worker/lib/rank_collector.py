@@ -224,8 +224,8 @@ class RankCollector:
             text = os.pread(descriptor, 1 << 24, 0)
             end = text.rfind(b"\n") + 1
             _truncate(descriptor, end)
-            known = set(text[:end].splitlines(True))
-            new = b"".join(record for record in records.values() if record not in known)
+            copied_lines = set(text[:end].splitlines(True))
+            new = b"".join(record for record in records.values() if record not in copied_lines)
             if new:
                 _append(descriptor, new, end)
         finally:

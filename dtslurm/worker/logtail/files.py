@@ -229,7 +229,7 @@ def on_network(path: str) -> bool:
         with open("/proc/self/mountinfo", "rb") as mounts:
             for line in mounts:
                 fields = line.decode("utf-8", "surrogateescape").split()
-                point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), fields[4])
+                point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), fields[4])
                 is_inside = path == point or path.startswith(point.rstrip("/") + "/")
                 if is_inside and len(point) >= len(best):
                     best, kind = point, fields[fields.index("-") + 1]

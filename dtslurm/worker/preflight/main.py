@@ -137,7 +137,7 @@ def main(words: List[str]) -> None:
         os.write(1, line(dict(values, node=node)))
 
     say(begin=True)
-    run(checks(requirements, env, head, int(port)), lambda found: say(**found))
+    run(checks(requirements, env, head, int(port)), lambda finding: say(**finding))
     say(end=True)
     sys.stdout.flush()
     os._exit(0)

@@ -33,7 +33,7 @@ def copy(source: str, draft: str, files: Sequence[Listed], progress: Progress) -
         os.makedirs(draft, exist_ok=True)
     workers = min(8, (os.cpu_count() or 1) * 2, max(1, len(files)))
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        digests = list(pool.map(lambda one: _copy_file(source, draft, one, progress), files))
+        digests = list(pool.map(lambda file: _copy_file(source, draft, file, progress), files))
     combined = hashlib.sha256()
     for (relative, size, _), digest in zip(files, digests):  # noqa: B905  Python 3.6
         combined.update("{}\0{}\0{}\n".format(relative, size, digest).encode("utf-8", "surrogateescape"))

@@ -187,8 +187,8 @@ class Supervisor:
         healthy = self.healthy()
         if len(healthy) >= self.asked.least_nodes:
             return healthy[: self.asked.nodes]
-        rest = [name for name in self.nodes if name not in healthy and name not in self.lost]
-        chosen = set((healthy + rest + self.lost)[: self.asked.nodes])
+        unhealthy = [name for name in self.nodes if name not in healthy and name not in self.lost]
+        chosen = set((healthy + unhealthy + self.lost)[: self.asked.nodes])
         return [name for name in self.nodes if name in chosen]
 
     def healthy(self) -> List[str]:

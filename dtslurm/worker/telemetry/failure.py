@@ -44,7 +44,7 @@ def first_words(ranks: str) -> List[str]:
         return []
     failures = [text_of(os.path.join(ranks, name)).split() for name in names]
     dated_failures = [fields for fields in failures if len(fields) == 3 and fields[0].isdigit()]
-    return min(dated_failures, key=lambda one: int(one[0]))[1:] if dated_failures else []
+    return min(dated_failures, key=lambda failure: int(failure[0]))[1:] if dated_failures else []
 
 
 def text_of(path: str) -> str:

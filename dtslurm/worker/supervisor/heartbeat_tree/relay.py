@@ -147,7 +147,7 @@ class Relay:
         if now - self._ordered_at > LINK_S:
             self._unlink()
             return
-        for child in [one for one in self._children if one.is_overdue]:
+        for child in [child for child in self._children if child.is_overdue]:
             self._drop_child(child)
         if now - self._flushed_at >= FLUSH_S or self._is_leaving:
             self._flushed_at = now

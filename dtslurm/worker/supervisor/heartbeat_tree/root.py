@@ -91,7 +91,7 @@ class HeartbeatRoot:
                 self._ordered_at = now
                 self._send_orders()
                 self._write_members()
-                for connection in [one for one in self._connections if one.is_overdue]:
+                for connection in [connection for connection in self._connections if connection.is_overdue]:
                     self._drop(connection)
             if self._is_full and len(self._connections) < MOST_CONNECTIONS:
                 self._is_full = False
