@@ -233,7 +233,7 @@ def main() -> None:
         begin, began_at = time.process_time(), time.monotonic()
         attempt.watch(WINDOW_S)
         share = 100 * (time.process_time() - begin) / (time.monotonic() - began_at)
-        count = len(attempt.beats.seen)
+        count = len(attempt.beats.last_seen)
         print(f"supervisor: {share:.1f} % of a core while {count:,} nodes train and print nothing")
         print(f"supervisor: {resident_mb():.0f} MB resident, {before_mb:.0f} MB before the first node")
         print(f"files for heartbeats: {sorted(os.listdir(attempt.beats.folder))}")  # noqa: PTH208

@@ -79,7 +79,7 @@ class Program:
     def __init__(self, env: Mapping[str, str], gpu_count: int) -> None:
         if shutil.which(self.NAME) is None:
             raise OSError("there is no " + self.NAME)
-        self.env, self.asked = env, gpu_count
+        self.env, self.gpu_count = env, gpu_count
         self.uuids = self.identities()
         self.seen = len(self.read(self.output(self.WORDS)))
 
@@ -104,7 +104,7 @@ class Program:
         gpus = self.read(self.output(self.WORDS))
         for gpu in gpus:
             gpu["uuid"] = gpu.get("uuid") or self.uuids.get(gpu["index"], "")
-        return select_job_gpus(gpus, as_cuda(self.env), self.asked)
+        return select_job_gpus(gpus, as_cuda(self.env), self.gpu_count)
 
     @staticmethod
     def read(output: bytes) -> List[Record]:

@@ -157,7 +157,7 @@ class GroupWatch:
         self.node, self.node_rank = node, int(env.get("SLURM_NODEID", "0"))
         self.event = event
         self.settled = not event
-        self.told = False
+        self.has_reported = False
         self.progress = False
         self.seen_apart = False
         self.pause = SOON_S
@@ -177,7 +177,7 @@ class GroupWatch:
         progress = [log.has_progress() for log in self.logs]
         self.progress = self.progress or any(progress)
         sizes = [log.size for log in self.logs[: len(self.ranks)]]
-        if not self.told and all(0 < size < self.world for size in sizes):
+        if not self.has_reported and all(0 < size < self.world for size in sizes):
             self.settled = True  # inspecting connections is pointless: they may belong to an unused group
             count = max(sizes)
             group_text = "1 process" if count == 1 else "%d processes" % count
@@ -192,10 +192,10 @@ class GroupWatch:
         between_ranks, outside = self.links()
         if outside or (between_ranks and self.world == len(self.ranks)):
             self.settled = True
-            if not self.told:
+            if not self.has_reported:
                 return None
             return self.record("distributed", "network connections now lead from {} to other ranks")
-        if self.told or between_ranks is None:
+        if self.has_reported or between_ranks is None:
             return None
         was_apart, self.seen_apart = self.seen_apart, True
         if not was_apart:
@@ -261,7 +261,7 @@ class GroupWatch:
 
     def tell(self, evidence: str) -> Record:
         """Return the event that reports that the ranks train apart."""
-        self.told = True
+        self.has_reported = True
         return self.record(self.event, evidence)
 
     def record(self, event: str, evidence: str) -> Record:

@@ -225,7 +225,7 @@ class NvidiaSmi:
     )  # fmt: skip
 
     def __init__(self, env: Mapping[str, str], gpu_count: int) -> None:
-        self.env, self.asked = env, gpu_count
+        self.env, self.gpu_count = env, gpu_count
         command = ["nvidia-smi", "--query-gpu=" + ",".join(self.FIELDS), "--format=csv,noheader,nounits"]
         self.process = subprocess.Popen(
             [*command, "--loop=%d" % EVERY_S],
@@ -248,7 +248,7 @@ class NvidiaSmi:
                 if gpu is not None:
                     self.seen[gpu["index"]] = (time.monotonic(), gpu)
         fresh = [gpu for read_at, gpu in self.seen.values() if time.monotonic() - read_at < 30]
-        return select_job_gpus(sorted(fresh, key=lambda gpu: int(gpu["index"])), self.env, self.asked)
+        return select_job_gpus(sorted(fresh, key=lambda gpu: int(gpu["index"])), self.env, self.gpu_count)
 
     @classmethod
     def row(cls, line: str) -> Optional[Record]:

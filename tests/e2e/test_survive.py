@@ -111,8 +111,9 @@ def test_each_task_of_a_preempted_array_completes_once(preempting: tuple[Cli, Sl
     script = cli.script(f"""
         import os, pathlib, time
         task = int(os.environ["SLURM_ARRAY_TASK_ID"])
-        if task in {long_tasks} and os.environ["DTSLURM_ATTEMPT"] == "0":
-            pathlib.Path(f"running-{{task}}").touch()
+        running = pathlib.Path(f"running-{{task}}")
+        if task in {long_tasks} and not running.exists():  # preempted before this line, it runs again
+            running.touch()
             time.sleep(600)
         time.sleep(3)
         with open("completed.txt", "a") as file:

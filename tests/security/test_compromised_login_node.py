@@ -633,7 +633,9 @@ def test_malformed_artifact_list_is_a_transport_error(
 ) -> None:
     from dtslurm.services.results import artifacts
 
-    monkeypatch.setattr(artifacts, "find_transport_and_python", lambda *_: (LocalTransport(), "python3"))
+    monkeypatch.setattr(
+        artifacts, "find_worker_host", lambda *_: remote_query.WorkerHost(LocalTransport(), "python3")
+    )
     monkeypatch.setattr(artifacts, "query_worker", lambda *_, **__: answer)
     record: Any = type("Record", (), {"run_dir": "/far/run"})
     with pytest.raises(TransportError):

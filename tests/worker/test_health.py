@@ -18,7 +18,7 @@ def report(node: str, *bad: str) -> Report:
 
 
 def choice(reports: list[Report], before: tuple[Report, ...] = (), **more: Any) -> tuple[str, list[str]]:
-    values: dict[str, Any] = {"requeues": 0, "wanted": 2, "may_requeue": True, **more}
+    values: dict[str, Any] = {"requeues": 0, "node_count": 2, "may_requeue": True, **more}
     decision = decide(reports, before, **values)
     assert decision.reason
     return decision.action, list(decision.exclude)
@@ -27,12 +27,15 @@ def choice(reports: list[Report], before: tuple[Report, ...] = (), **more: Any) 
 def test_health_decision_excludes_bad_nodes_when_enough_nodes_are_healthy() -> None:
     assert choice([report("n1"), report("n2")]) == ("go", [])
     assert choice([report("n1"), report("n2", "gpus"), report("n3")]) == ("go", ["n2"])
-    assert choice([report("n1", "hca"), report("n2", "gpus"), report("n3")], wanted=1) == ("go", ["n1", "n2"])
+    assert choice([report("n1", "hca"), report("n2", "gpus"), report("n3")], node_count=1) == (
+        "go",
+        ["n1", "n2"],
+    )
 
 
 def test_health_decision_requeues_the_job_without_bad_nodes_when_too_few_are_healthy() -> None:
     assert choice([report("n1"), report("n2", "gpus")]) == ("requeue", ["n2"])
-    assert choice([report("n1", "gpus")], wanted=1) == ("requeue", ["n1"])
+    assert choice([report("n1", "gpus")], node_count=1) == ("requeue", ["n1"])
 
 
 @pytest.mark.parametrize(
@@ -44,7 +47,7 @@ def test_health_decision_requeues_the_job_without_bad_nodes_when_too_few_are_hea
             {},
             "the nodes are not the cause: hca: hca is broken",
         ),
-        ([report("n2", "hca")], (report("n1", "hca"),), {"wanted": 1}, "the nodes are not the cause"),
+        ([report("n2", "hca")], (report("n1", "hca"),), {"node_count": 1}, "the nodes are not the cause"),
         (
             [report("n1"), report("n2", "gpus")],
             (report("n2", "gpus"), report("n1")),
@@ -58,7 +61,7 @@ def test_health_decision_requeues_the_job_without_bad_nodes_when_too_few_are_hea
 def test_health_decision_stop_states_the_reason(
     reports: list[Report], before: tuple[Report, ...], more: dict[str, Any], words: str
 ) -> None:
-    decision = decide(reports, before, **{"requeues": 0, "wanted": 2, "may_requeue": True, **more})
+    decision = decide(reports, before, **{"requeues": 0, "node_count": 2, "may_requeue": True, **more})
     assert decision.action == "stop"
     assert words in decision.reason
 
@@ -69,7 +72,7 @@ def test_health_decision_requeues_when_nodes_fail_different_checks() -> None:
 
 def test_health_decision_stops_for_a_missing_python_module() -> None:
     gone = finding("framework", "bad", "import of torch fails: ModuleNotFoundError: No module named 'torch'")
-    assert choice([Report("n1", False, [gone])], wanted=1) == ("stop", [])
+    assert choice([Report("n1", False, [gone])], node_count=1) == ("stop", [])
 
 
 def test_node_without_an_end_line_is_bad_unless_no_node_has_an_answer() -> None:

@@ -87,7 +87,7 @@ def test_job_is_requeued_without_bad_nodes_when_too_few_nodes_are_healthy(
     site: Path, keeper: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_findings(site, n1=(), n2=("gpus:bad",), n3=("hca:bad",))
-    monkeypatch.setattr(main, "time", Clock(lambda _now: keeper._told_to_end(15, None)))
+    monkeypatch.setattr(main, "time", Clock(lambda _now: keeper._note_term_signal(15, None)))
     assert health.before_training(keeper) == health.EXIT_CODE
     assert slurm_requests(site) == ["requeue 17", "update JobId=17 ExcNodeList=n[8-9],n2,n3"]
     [made] = keeper.ledger.events("decision")
@@ -150,7 +150,7 @@ def test_f30_health_check_judges_no_node_when_the_job_is_terminated(
 
     def ended(*words: Any, **more: Any) -> health.HealthReport:
         seen = look(*words, **more)
-        keeper._told_to_end(15, None)
+        keeper._note_term_signal(15, None)
         return seen
 
     monkeypatch.setattr(health, "look", ended)

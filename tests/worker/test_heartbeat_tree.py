@@ -227,7 +227,7 @@ def depths(job: Job) -> list[int]:
 
 def test_tree_heartbeats_arrive_without_a_file_for_each_node(job: Job) -> None:
     job.start(*NAMES)
-    job.pulse_until(lambda: set(job.beats.seen) == set(NAMES) and job.linked() == list(NAMES))
+    job.pulse_until(lambda: set(job.beats.last_seen) == set(NAMES) and job.linked() == list(NAMES))
     assert depths(job)[-1] >= 3
     assert sorted(path.name for path in Path(job.beats.folder).iterdir()) == ["members", "supervisor.json"]
     assert (Path(job.beats.folder) / "supervisor.json").stat().st_mode & 0o777 == 0o600
@@ -244,7 +244,7 @@ def test_tree_heartbeats_arrive_without_a_file_for_each_node(job: Job) -> None:
 @pytest.mark.parametrize("way", ["dies", "freezes"])
 def test_only_a_lost_node_is_silent_although_it_relayed_heartbeats_of_other_nodes(job: Job, way: str) -> None:
     job.start(*NAMES)
-    job.pulse_until(lambda: set(job.beats.seen) == set(NAMES))
+    job.pulse_until(lambda: set(job.beats.last_seen) == set(NAMES))
     parents = {name: job.beats.root.parent_of(name) for name in NAMES}
     lost = next(name for name in NAMES if name in parents.values() and not parents[name])
     if way == "dies":
@@ -341,7 +341,7 @@ def test_farewell_that_nobody_has_read_does_not_count_as_delivered(job: Job) -> 
 def test_nodes_rejoin_a_restarted_supervisor(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "RESUMED_S", 1.0)
     job.start(*NAMES)
-    job.pulse_until(lambda: set(job.beats.seen) == set(NAMES))
+    job.pulse_until(lambda: set(job.beats.last_seen) == set(NAMES))
     wait_until(lambda: len((Path(job.beats.folder) / "members").read_text().split()) == len(NAMES))
     job.beats.close()
     job.silenced.add("n4")
@@ -363,7 +363,7 @@ def test_node_with_a_wrong_key_does_not_join_the_tree(job: Job) -> None:
     job.pulse_until(lambda: job.linked() == ["n0"])
     for _ in range(20):
         job.pulse()
-    assert set(job.beats.seen) == {"n0"}
+    assert set(job.beats.last_seen) == {"n0"}
     assert job.linked() == ["n0"]
 
 
@@ -380,26 +380,26 @@ def test_nodes_join_the_tree_when_the_supervisor_limits_its_connections(
 ) -> None:
     monkeypatch.setattr(root, "MOST_CONNECTIONS", 3)
     job.start(*NAMES)
-    job.pulse_until(lambda: set(job.beats.seen) == set(NAMES) and job.linked() == list(NAMES))
+    job.pulse_until(lambda: set(job.beats.last_seen) == set(NAMES) and job.linked() == list(NAMES))
 
 
 def test_heartbeat_file_of_a_node_without_a_connection_is_read(job: Job) -> None:
     job.start("n0")
-    job.pulse_until(lambda: "n0" in job.beats.seen)
+    job.pulse_until(lambda: "n0" in job.beats.last_seen)
     record = {"kind": "beat", "node": "n1", "time": time.time(), "ranks": {"1": {"cpu": 2.0}}}
     (Path(job.beats.folder) / "n1.json").write_text(json.dumps(record))
     job.beats._files_at -= tree.FILES_S
     job.pulse()
     assert job.beats.ranks()[1]["cpu"] == 2.0
-    job.beats.seen["n1"] -= 60.0  # its next file comes within a minute
+    job.beats.last_seen["n1"] -= 60.0  # its next file comes within a minute
     assert job.beats.silent(2.0) == []
-    job.beats.seen["n1"] -= 60.0
+    job.beats.last_seen["n1"] -= 60.0
     assert job.beats.silent(2.0) == ["n1"]
 
 
 def test_node_without_a_network_is_not_silent_while_it_writes_a_heartbeat_file(job: Job) -> None:
     job.start("n0", "n1")
-    job.pulse_until(lambda: {"n0", "n1"} <= set(job.beats.seen))
+    job.pulse_until(lambda: {"n0", "n1"} <= set(job.beats.last_seen))
     job.freeze("n1")
     record = {"kind": "beat", "node": "n1", "time": time.time() + 1.0, "ranks": {}}
     (Path(job.beats.folder) / "n1.json").write_text(json.dumps(record))
@@ -409,7 +409,7 @@ def test_node_without_a_network_is_not_silent_while_it_writes_a_heartbeat_file(j
 
 def test_restarted_agent_receives_the_order_that_the_first_agent_is_back(job: Job) -> None:
     job.start("n0")
-    job.pulse_until(lambda: "n0" in job.beats.seen)
+    job.pulse_until(lambda: "n0" in job.beats.last_seen)
     first = job.relays.pop("n0")
     job.restarted.add("n0")
     job.start("n0")
@@ -473,7 +473,7 @@ def test_agent_in_a_tree_writes_no_heartbeat_file_and_reads_the_lease_once(
         agent.beat()
         assert agent._holds_lease()
         agent.tell()
-    job.pulse_until(lambda: "n0" in job.beats.seen)
+    job.pulse_until(lambda: "n0" in job.beats.last_seen)
     assert len(readings) == 1
     assert not Path(agent.path).exists()
     lease.take(str(job.folder), 1)
@@ -512,7 +512,7 @@ def test_stack_request_reaches_an_agent_with_its_orders(job: Job, agent: node.No
     wait_until(lambda: agent.relay is not None and agent.relay.orders and agent.relay.orders.stacks == 1)
     (Path(job.beats.folder).parent / "stacks/wanted").unlink()
     agent.tell()
-    assert job.beats.told_stacks() == ({}, True)
+    assert job.beats.reported_stacks() == ({}, True)
 
 
 def test_agent_reports_recent_cpu_transfer_and_stopped_activity_of_its_ranks(

@@ -85,7 +85,7 @@ def test_f34_cancelled_job_has_time_to_save_before_slurm_ends_it(
 
     def call(words: list[str]) -> tuple[int, str]:
         asked.append(words)
-        keeper._told_to_end(15, None)
+        keeper._note_term_signal(15, None)
         (site / "told").touch()
         return 0, ""
 
@@ -154,7 +154,7 @@ def test_f30_ranks_may_save_after_slurm_sends_term(site: Path, monkeypatch: pyte
 
     def meanwhile(now: float) -> None:
         if now == 5:
-            keeper._told_to_end(15, None)
+            keeper._note_term_signal(15, None)
             (site / "ranks/0/first-failure").write_text("1 143\n")
         if now > 60:
             (site / "go").touch()

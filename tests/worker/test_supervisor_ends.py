@@ -41,7 +41,7 @@ def test_attempt_is_done_when_every_rank_finished_although_the_step_failed(
     keeper.nodes = ["n1", "n2"]
     lease.take(str(site), 0)
     if exit_code is not None:
-        keeper.told = exit_code
+        keeper.term_at = exit_code
     ended = keeper.attempt(0, keeper.nodes)
     assert ended is not None
     assert (ended.cause, ended.exit_code) == (cause, 0 if cause == "done" else 137)
@@ -129,7 +129,7 @@ def test_training_that_exits_with_0_during_a_requeue_is_not_finished(
     (site / "logs/0").mkdir(parents=True)
     (site / "state").write_text(f"JobId=17 JobState={state} Comment=dtslurm:abc:def\n")
     keeper = Supervisor(ASKED)
-    keeper.told = exit_code
+    keeper.term_at = exit_code
     lease.take(str(site), 0)
     ended = keeper.attempt(0, ["n1", "n2"])
     assert ended is not None
@@ -251,7 +251,7 @@ def test_n9_terminated_supervisor_does_not_wait_for_disk_space(
     monkeypatch.setattr(files, "time", clock)
     lease.take(str(site), 0)
     keeper = Supervisor(ASKED)
-    keeper._told_to_end(15, None)
+    keeper._note_term_signal(15, None)
     ended = keeper._record_end(0, 143, {"cause": "preempted"}, Heartbeats(str(site)), ["n1", "n2"])
     assert ended is not None
     assert ended.cause == "preempted"

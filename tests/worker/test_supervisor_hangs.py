@@ -233,10 +233,10 @@ def test_agent_sends_stacks_for_each_request(tmp_path: Path, monkeypatch: pytest
         assert not (tmp_path / "ranks/0/stacks").exists()  # nobody asked
         for number in (1, 2):
             beats.ask_stacks()
-            assert beats.told_stacks() == ({}, False)
+            assert beats.reported_stacks() == ({}, False)
             watch.tell()
-            result, whole = beats.told_stacks()
-            assert (list(result), whole, beats.asked) == ([3], True, number)
+            result, whole = beats.reported_stacks()
+            assert (list(result), whole, beats.stack_requests) == ([3], True, number)
             assert result[3]["node"] == "n1"
         assert beats.ranks()[3]["moved"] > 0
     finally:

@@ -66,8 +66,8 @@ class Site:
         clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now, sleep=self.sleep)
         monkeypatch.setattr(attempt_monitor, "time", clock)
         keeper = SimpleNamespace(
-            run_dir=str(self.folder), nodes=[f"n{number}" for number in range(nodes)], lost=[], told=None,
-            asked=SimpleNamespace(hang_timeout=hang_timeout, total_time=0), limit_is_near=lambda: False,
+            run_dir=str(self.folder), nodes=[f"n{number}" for number in range(nodes)], lost=[], term_at=None,
+            settings=SimpleNamespace(hang_timeout=hang_timeout, total_time=0), limit_is_near=lambda: False,
             longest_pause=0.0, in_doubt=False, cut_off=self.cut_off, silent=self.silent, top="",
             ledger=Ledger(str(self.folder)),
         )  # fmt: skip

@@ -65,7 +65,7 @@ def test_f34_cancellation_is_distinguished_from_preemption_and_time_limit(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 600))
     keeper = Supervisor(ASKED)
-    keeper.told = time.time()
+    keeper.term_at = time.time()
 
     def cause(state: str) -> str:
         (site / "state").write_text(state)
@@ -123,7 +123,9 @@ def test_f28_requeue_forgotten_by_a_killed_controller_is_requested_again(
     (site / "state").write_text(RUNNING)
     keeper = Supervisor(ASKED)
     # Slurm ends this copy at last.
-    now = clock(monkeypatch, lambda now: keeper._told_to_end(15, None) if now > 1.5 * ASK_AGAIN_S else None)
+    now = clock(
+        monkeypatch, lambda now: keeper._note_term_signal(15, None) if now > 1.5 * ASK_AGAIN_S else None
+    )
     assert keeper.onward(0)
     assert slurm_requests(site) == ["requeue 17"] * 2
     assert now.now < 2 * ASK_AGAIN_S
@@ -134,7 +136,7 @@ def test_supervisor_terminated_after_its_requeue_ends_at_once(
 ) -> None:
     (site / "state").write_text(RUNNING)
     keeper = Supervisor(ASKED)
-    now = clock(monkeypatch, lambda _now: keeper._told_to_end(15, None))
+    now = clock(monkeypatch, lambda _now: keeper._note_term_signal(15, None))
     assert keeper.onward(0)
     assert now.now < 1.0  # not until it is killed, which KillWait may put off for long
 
@@ -207,7 +209,7 @@ def test_f25_preemption_during_a_restart_delay_requeues_the_job(
 ) -> None:
     (site / "state").write_text(RUNNING.replace("PreemptTime=None", f"PreemptTime={stamp(0)}"))
     keeper = Supervisor(ASKED)
-    after_a_crash(keeper, monkeypatch, lambda: keeper._told_to_end(15, None))
+    after_a_crash(keeper, monkeypatch, lambda: keeper._note_term_signal(15, None))
     assert slurm_requests(site) == ["requeue 17"]
     assert [item["action"] for item in keeper.ledger.events("decision")] == ["restart", "requeue"]
 
@@ -221,7 +223,7 @@ def test_f29_time_limit_during_a_restart_delay_requeues_a_job_with_a_total_time(
     def meanwhile() -> None:
         keeper.limit_at = time.time() + 20.0
         if slurm_requests(site):
-            keeper._told_to_end(15, None)
+            keeper._note_term_signal(15, None)
 
     after_a_crash(keeper, monkeypatch, meanwhile)
     assert slurm_requests(site) == ["requeue 17"]

@@ -116,7 +116,7 @@ def cause_of_early_end(site: Path, monkeypatch: pytest.MonkeyPatch, state: str, 
     (site / "state").write_text(state)
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time() + ends_in)))
     keeper = Supervisor(ASKED)
-    keeper.told = time.time()
+    keeper.term_at = time.time()
     return str(keeper.from_outside(143).get("cause"))
 
 

@@ -72,7 +72,7 @@ def test_f2_silent_client_is_treated_as_disconnected(monkeypatch: pytest.MonkeyP
     pipe = wire.Pipe()
     monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
     assert list(pipe.listen(0)) == []
-    pipe.heard -= wire.SILENCE_S + 1
+    pipe.heard_at -= wire.SILENCE_S + 1
     with pytest.raises(wire.ClientDisconnected):
         list(pipe.listen(0))
 

@@ -32,7 +32,7 @@ class AccountedJob:
 
     cluster: str
     use: JobUse
-    told: GpuTime | None = None
+    gpu_time: GpuTime | None = None
     price: float | None = None
     currency: str = ""
 
@@ -204,7 +204,7 @@ def total(name: str, items: Iterable[AccountedJob], period_usage: Usage) -> Usag
     jobs = set()
     currencies: set[str] = set()
     for item in items:
-        job_use, gpu_time = item.use, item.told
+        job_use, gpu_time = item.use, item.gpu_time
         jobs.add((item.cluster, job_use.job_id))
         hours = _hours_in_period(job_use, period_usage)
         requested_h += job_use.gpus_asked * (job_use.limit_s or 0) / 3600

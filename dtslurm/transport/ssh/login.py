@@ -74,7 +74,7 @@ class _Authentication:
         self.env = env
         self.ask = ask_user
         self.notes: list[str] = []
-        self.asked = 0
+        self.question_count = 0
         self._accepted_methods: set[str] = set()  # a method accepted for one factor is not tried for the next
         self._agent: paramiko.Agent | None = None
 
@@ -105,8 +105,8 @@ class _Authentication:
         messages = "\n".join([*self.notes, server_message, ssh_message])
         error = ssh_errors.explain(self.target.host, messages, code=0, was_prompted=self.ask is not None)
         message, hint = error.message, error.hint
-        if self.asked >= TRIES:
-            message = f"{self.target.host} did not accept the password or code, {self.asked} times"
+        if self.question_count >= TRIES:
+            message = f"{self.target.host} did not accept the password or code, {self.question_count} times"
             hint = (
                 "some clusters lock an account after several failed logins: wait for a new code, or "
                 "check the password"
@@ -205,14 +205,14 @@ class _Authentication:
         for prompt, echo in questions:
             answers.append(ask_user(f"{preamble}{target}{prompt}", echo))
             preamble = ""
-        self.asked += bool(questions)
+        self.question_count += bool(questions)
         return answers
 
     def _try_password(self) -> list[str] | None:
-        if self.ask is None or self.asked >= TRIES:
+        if self.ask is None or self.question_count >= TRIES:
             return None
         for _ in range(TRIES):
-            self.asked += 1
+            self.question_count += 1
             password = self.ask(f"{self.target.user}@{self.target.host}'s password: ", False)
             try:
                 return list(self.link.auth_password(self.target.user, password, fallback=False))

@@ -57,7 +57,7 @@ class Pipe:
         self.input = bytearray()
         self.may_pack = False
         self.packs = False
-        self.heard = time.monotonic()
+        self.heard_at = time.monotonic()
         self.trips = 0
         self.shortest = 1e9
 
@@ -90,13 +90,13 @@ class Pipe:
         """
         if not self.complete():
             if not select.select([0], [], [], max(0.0, wait))[0]:
-                if time.monotonic() - self.heard > SILENCE_S:
+                if time.monotonic() - self.heard_at > SILENCE_S:
                     raise ClientDisconnected
                 return
             chunk = os.read(0, BATCH)
             if not chunk:
                 raise ClientDisconnected
-            self.heard = time.monotonic()
+            self.heard_at = time.monotonic()
             self.input += chunk
         while self.complete():
             length, kind, _ = HEAD.unpack_from(self.input)
@@ -104,7 +104,7 @@ class Pipe:
             del self.input[: HEAD.size + length]
             if kind == PONG:
                 self.trips += 1
-                self.shortest = min(self.shortest, self.heard - TIME.unpack(payload)[0])
+                self.shortest = min(self.shortest, self.heard_at - TIME.unpack(payload)[0])
                 self.packs = self.may_pack and self.trips > 1 and self.shortest > FAR_S
             else:
                 yield kind, payload

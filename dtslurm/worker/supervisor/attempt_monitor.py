@@ -49,7 +49,7 @@ class AttemptMonitor:
         self.agents = Agents(
             self.beats, lambda name: step.start_agent(supervisor.top, name, self.beats.log_of(name))
         )
-        timeout_s = supervisor.asked.hang_timeout
+        timeout_s = supervisor.settings.hang_timeout
         metrics = os.path.join(run_dir, "metrics", str(number))
         self.hangs = timeout_s >= 0
         self.quiet = HangDetector(
@@ -85,7 +85,7 @@ class AttemptMonitor:
             return {"cause": "stale"}
         if lease.stopped(supervisor.run_dir) and not supervisor.await_cancel():
             return {"cause": "cancelled", "blame": "user", "summary": "the file 'stop' exists"}
-        if supervisor.told is not None:
+        if supervisor.term_at is not None:
             return {}  # Slurm ends the ranks by itself; ranks that still save may finish
         if supervisor.limit_is_near():
             return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit is near"}
@@ -138,7 +138,7 @@ class AttemptMonitor:
             self.pictured_at = 0.0
             return
         if self.pictured_at:
-            stacks, is_complete = self.beats.told_stacks()
+            stacks, is_complete = self.beats.reported_stacks()
             if not is_complete and now - self.pictured_at < STACKS_S:
                 return
             detector.see(stacks if is_complete else {})

@@ -257,7 +257,7 @@ def before_training(supervisor: Any) -> Optional[int]:
     earlier_reports = of_events(ledger.events("health"))
     began = time.monotonic()
     reports = judge_nodes(nodes, _run_preflight(supervisor))
-    if not reports or supervisor.told is not None:
+    if not reports or supervisor.term_at is not None:
         return None
     reports = [
         _with_clock(report, slurm.clock_skew()) if report.node == nodes[0] else report for report in reports
@@ -274,7 +274,7 @@ def before_training(supervisor: Any) -> Optional[int]:
                 )
     requeues = sum(1 for event in ledger.events("decision") if event.get("cause") == "health")
     may_requeue = os.environ.get("SLURM_JOB_ID") is not None
-    least_nodes = supervisor.asked.least_nodes
+    least_nodes = supervisor.settings.least_nodes
     decision = decide(reports, earlier_reports, requeues, least_nodes, may_requeue)
     reasons = {report.node: report.why() for report in reports}
     for name in decision.exclude:
@@ -327,11 +327,11 @@ def _run_preflight(supervisor: Any) -> HealthReport:
     env = {**os.environ, network.KEY: clock.key}
     report = look(
         command(top, nodes, profile_options, head, clock.port),
-        has_ended=lambda: supervisor.told is not None,
+        has_ended=lambda: supervisor.term_at is not None,
         env=env,
     )
     clock.close()
-    if not report.findings and supervisor.told is None:
+    if not report.findings and supervisor.term_at is None:
         last_line = [word for word in report.words if word][-1:] or ["the nodes sent no answer"]
         supervisor.say("health: the nodes could not be checked; training starts anyway: " + last_line[0])
     return report

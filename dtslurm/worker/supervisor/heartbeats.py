@@ -21,10 +21,10 @@ class Heartbeats:
     nodes at once mean a stalled file system, not lost nodes; and the supervisor's own node is never lost.
 
     Attributes:
-        seen: when each node's heartbeat last changed, by `clock`.
+        last_seen: when each node's heartbeat last changed, by `clock`.
         last: each node's last record, a heartbeat or a farewell.
         vouched: nodes that were alive when their ranks were killed, see `mark_alive`.
-        asked: number of the last requested snapshot of the stacks.
+        stack_requests: number of the last requested snapshot of the stacks.
         clocks: seconds by which each node's wall clock is behind this node's.
         arrive_by_tcp: whether they come over the network, not in files.
     """
@@ -37,12 +37,12 @@ class Heartbeats:
         self.folder = os.path.join(ranks, "beats")
         self.silent_s = silent_s
         self.clock = clock
-        self.seen: Dict[str, float] = {}
+        self.last_seen: Dict[str, float] = {}
         self.last: Dict[str, Dict[str, Any]] = {}
         self.vouched: Set[str] = set()
         self.own = os.environ.get("SLURMD_NODENAME", "")
         self.looked = clock()
-        self.asked = 0
+        self.stack_requests = 0
         self.clocks: Dict[str, float] = {}
 
     def look(self) -> None:
@@ -50,7 +50,7 @@ class Heartbeats:
         self._read_heartbeats(self.clock())
         stalled_s = self.clock() - self.looked
         if stalled_s > STALL_S:  # stalled by the file system, as were the nodes that write there
-            self.seen = {node: at + stalled_s for node, at in self.seen.items()}
+            self.last_seen = {node: at + stalled_s for node, at in self.last_seen.items()}
         self.looked = self.clock()
 
     def _read_heartbeats(self, now: float) -> None:
@@ -62,7 +62,7 @@ class Heartbeats:
             if not node:
                 continue
             if record != self.last.get(node):
-                self.seen[node] = now
+                self.last_seen[node] = now
                 self.last[node] = record
                 self._compare_clock(str(node), record.get("time"))
 
@@ -79,7 +79,7 @@ class Heartbeats:
         While no node writes any, the limit is four times `silent_s`.
         """
         now = self.clock()
-        ages = {node: now - self.seen[node] for node in self.still_there()}
+        ages = {node: now - self.last_seen[node] for node in self.still_there()}
         any_fresh = len(ages) == 1 or any(age < self.silent_s / 2 for age in ages.values())
         limit = seconds if any_fresh else 4 * self.silent_s
         return [node for node, age in ages.items() if age > limit]
@@ -97,7 +97,7 @@ class Heartbeats:
 
     def mark_alive(self, seen_since: float) -> None:
         """Record the nodes with a heartbeat since then: their ranks are killed now, without a farewell."""
-        self.vouched = {node for node in self.still_there() if self.seen[node] > seen_since}
+        self.vouched = {node for node in self.still_there() if self.last_seen[node] > seen_since}
 
     def still_there(self) -> List[str]:
         """Return the nodes whose last record was a heartbeat, not a farewell."""
@@ -107,15 +107,15 @@ class Heartbeats:
         """Request a new snapshot of the ranks' stacks from the nodes."""
         folder = self._stacks_dir()
         os.makedirs(folder, exist_ok=True)
-        self.asked += 1
-        try_put(os.path.join(folder, WANTED), "{}\n".format(self.asked))
+        self.stack_requests += 1
+        try_put(os.path.join(folder, WANTED), "{}\n".format(self.stack_requests))
 
-    def told_stacks(self) -> Tuple[Dict[int, Dict[str, Any]], bool]:
+    def reported_stacks(self) -> Tuple[Dict[int, Dict[str, Any]], bool]:
         """Return the stacks that the nodes have written, by rank and with its node; and whether all have."""
         process_by_rank, is_complete = {}, True
         for node in self.still_there():
             record = read_object(os.path.join(self._stacks_dir(), node + ".json"))
-            if record.get("number") != self.asked:
+            if record.get("number") != self.stack_requests:
                 is_complete = False
                 continue
             for rank, process in (record.get("ranks") or {}).items():
@@ -126,9 +126,9 @@ class Heartbeats:
         """Request the ranks' stacks, and return those written in time: by rank, with its node."""
         self.ask_stacks()
         end = self.clock() + patience_s
-        while not self.told_stacks()[1] and self.clock() < end:
+        while not self.reported_stacks()[1] and self.clock() < end:
             time.sleep(0.2)
-        return self.told_stacks()[0]
+        return self.reported_stacks()[0]
 
     def _stacks_dir(self) -> str:
         return os.path.join(os.path.dirname(self.folder), "stacks")

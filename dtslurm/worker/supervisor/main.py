@@ -48,21 +48,21 @@ class Supervisor:
     """Runs the attempts of one job.
 
     Attributes:
-        asked: the options, see `options.read`.
+        settings: the options, see `options.read`.
         start: the fields that identify this start of the job in events: node and process id of the batch
             script.
         top: the path of the worker program's files.
         lost: nodes that left the job.
         longest_pause: seconds of the longest pause of training so far.
         in_doubt: whether Slurm reported a node as not responding at the last check.
-        told: when Slurm first sent TERM to this job (monotonic clock); None if never.
-        told_again: when Slurm last sent TERM (monotonic clock).
+        term_at: when Slurm first sent TERM to this job (monotonic clock); None if never.
+        last_term_at: when Slurm last sent TERM (monotonic clock).
         cancel_by: until when to wait for a cancel (monotonic clock); 0 if none is expected.
         limit_at: when the job's time limit ends, by the controller's clock; None if unknown.
     """
 
     def __init__(self, words: List[str]) -> None:
-        self.asked = options.read(words)
+        self.settings = options.read(words)
         self.start: Dict[str, Any] = {"host": os.environ.get("SLURMD_NODENAME", ""), "batch": os.getppid()}
         self.top = os.path.dirname(os.path.abspath(sys.argv[0]))
         if not os.path.isdir(self.top) or os.path.isdir(sys.argv[0]):
@@ -73,8 +73,8 @@ class Supervisor:
         self.lost: List[str] = []
         self.longest_pause = 0.0
         self.in_doubt = False
-        self.told: Optional[float] = None
-        self.told_again = -1.0
+        self.term_at: Optional[float] = None
+        self.last_term_at = -1.0
         self.cancel_by = 0.0
         self.limit_at = self._find_time_limit()
 
@@ -86,14 +86,14 @@ class Supervisor:
         end_at = slurm.seconds_of(slurm.show_job().get("EndTime", ""))
         if end_at is not None:
             return end_at
-        return slurm.now() + self.asked.time_limit if self.asked.time_limit else None
+        return slurm.now() + self.settings.time_limit if self.settings.time_limit else None
 
     def limit_is_near(self) -> bool:
         """Return whether training must stop now to continue after the job's time limit.
 
         The limit is read from Slurm again first, because a site may have raised it meanwhile.
         """
-        if not self.asked.total_time or self.limit_at is None:
+        if not self.settings.total_time or self.limit_at is None:
             return False
         if slurm.now() <= self.limit_at - LIMIT_MARGIN_S:
             return False
@@ -104,12 +104,12 @@ class Supervisor:
 
     def run(self) -> int:
         """Run attempts until one is the last; return the job's exit code."""
-        signal.signal(signal.SIGTERM, self._told_to_end)
+        signal.signal(signal.SIGTERM, self._note_term_signal)
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             # The early signal is for training code. Child processes would inherit SIG_IGN.
             signal.signal(number, lambda _number, _frame: None)
-        nodes_checked = not self.asked.health_check
-        begun_attempts = self._own_attempts() if self.asked.resume else []
+        nodes_checked = not self.settings.health_check
+        begun_attempts = self._own_attempts() if self.settings.resume else []
         if begun_attempts and not lease.finished(self.run_dir):
             nodes_checked, code = True, self._resume(begun_attempts[-1])
             if code is not None:
@@ -185,10 +185,10 @@ class Supervisor:
     def choose(self) -> List[str]:
         """Return the nodes of the next attempt: healthy nodes if there are enough."""
         healthy = self.healthy()
-        if len(healthy) >= self.asked.least_nodes:
-            return healthy[: self.asked.nodes]
+        if len(healthy) >= self.settings.least_nodes:
+            return healthy[: self.settings.nodes]
         unhealthy = [name for name in self.nodes if name not in healthy and name not in self.lost]
-        chosen = set((healthy + unhealthy + self.lost)[: self.asked.nodes])
+        chosen = set((healthy + unhealthy + self.lost)[: self.settings.nodes])
         return [name for name in self.nodes if name in chosen]
 
     def healthy(self) -> List[str]:
@@ -209,7 +209,7 @@ class Supervisor:
             step = RunningStep(self.run_dir, number, nodes)
             monitor = AttemptMonitor(self, step, number, nodes, beats)
             why = monitor.until_the_end()
-            if why or not pause or self.told is not None or not step.came_too_early():
+            if why or not pause or self.term_at is not None or not step.came_too_early():
                 break
             self.say("Slurm has not ended the previous step yet; retrying in {:.0f} s".format(pause))
             time.sleep(pause)
@@ -261,7 +261,7 @@ class Supervisor:
 
     def _world_size(self, nodes: List[str]) -> int:
         """Return the number of ranks on these nodes."""
-        size: int = self.asked.world_size // self.asked.nodes * len(nodes)
+        size: int = self.settings.world_size // self.settings.nodes * len(nodes)
         return size
 
     def _farewells(self, beats: Heartbeats, number: int) -> None:
@@ -277,7 +277,7 @@ class Supervisor:
             if beats.own in remaining and not node.find_rank_processes(self.run_dir, number):
                 remaining.remove(beats.own)
             late = time.monotonic() > began + node.BEAT_S + 0.5
-            if not remaining or (late and all(beats.seen[name] < began + 0.5 for name in remaining)):
+            if not remaining or (late and all(beats.last_seen[name] < began + 0.5 for name in remaining)):
                 return
             time.sleep(0.2)
 
@@ -285,7 +285,7 @@ class Supervisor:
         self, number: int, code: int, findings: Dict[str, Any], beats: Heartbeats, nodes: List[str]
     ) -> Optional[AttemptEnd]:
         """Find the cause of an attempt's end and record it; None if another start of the job took over."""
-        ordered_to_end = self.told is not None or findings.get("cause") == "time-limit"
+        ordered_to_end = self.term_at is not None or findings.get("cause") == "time-limit"
         if code and not ordered_to_end and ranks.all_done(self.run_dir, number, self._world_size(nodes)):
             self.say("every rank ended with 0, although Slurm lost the step (exit code {})".format(code))
             code = 0
@@ -328,7 +328,7 @@ class Supervisor:
         """Return whether no further start was requested; Slurm's controller may be down for a moment."""
         starts_anew, _, job = slurm.new_start(slurm.now() + CONTROLLER_S, self.limit_at)
         still_running = starts_anew is None and job.get("JobState") == "RUNNING"
-        return self.told is None and (
+        return self.term_at is None and (
             still_running or slurm.starts_by_itself(job) or (starts_anew is True and self._has_lost_node())
         )
 
@@ -360,7 +360,7 @@ class Supervisor:
         if code == WANTS_REQUEUE:
             return {"cause": "checkpointed", "summary": "the ranks saved a checkpoint and ended with 85"}
         findings = verdict.verdict_on(
-            self.top, self.run_dir, number, self._world_size(nodes), code, [self.asked.python]
+            self.top, self.run_dir, number, self._world_size(nodes), code, [self.settings.python]
         )
         if findings.get("cause") in restart_policy.HOPELESS:
             return findings
@@ -433,7 +433,7 @@ class Supervisor:
         """
         if lease.stopped(self.run_dir):
             return {"cause": "cancelled", "blame": "user", "summary": "the file 'stop' exists"}
-        ordered_to_end = step_refused or self.told is not None
+        ordered_to_end = step_refused or self.term_at is not None
         job = slurm.show_job() if ordered_to_end or code in (143, WANTS_REQUEUE) else {}
         self.limit_at = slurm.limit_of(job) or self.limit_at
         state = job.get("JobState", "")
@@ -450,7 +450,7 @@ class Supervisor:
         limit_is_close = self.limit_at is not None and slurm.now() > self.limit_at - LIMIT_MARGIN_S
         if state == "TIMEOUT" or (ordered_to_end and limit_is_close):
             return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit was reached"}
-        if self.told is not None:
+        if self.term_at is not None:
             return {"cause": "preempted", "blame": "site", "summary": "the job received TERM"}
         return {}
 
@@ -458,12 +458,12 @@ class Supervisor:
 
     def judged(self, end: AttemptEnd, history: List[AttemptEnd]) -> restart_policy.Decision:
         """Decide what follows the end of an attempt, record the decision and print it."""
-        total_time = self.asked.total_time
+        total_time = self.settings.total_time
         recovery_options = restart_policy.RecoveryOptions(
-            max_restarts=self.asked.max_restarts,
+            max_restarts=self.settings.max_restarts,
             healthy=self.healthy(),
-            wanted=self.asked.nodes,
-            least=self.asked.least_nodes,
+            wanted=self.settings.nodes,
+            least=self.settings.least_nodes,
             requeue=os.environ.get("SLURM_JOB_ID") is not None,
             total_left=total_time - self.ledger.seconds_since_first_start(slurm.now())
             if total_time
@@ -499,7 +499,7 @@ class Supervisor:
         """Wait before a restart; return the cause that prevents it, empty if it may take place."""
         end = time.monotonic() + seconds
         while True:
-            if self.told is not None:
+            if self.term_at is not None:
                 return self.from_outside(143)
             if self.limit_is_near():
                 return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit is near"}
@@ -516,10 +516,10 @@ class Supervisor:
         """Arrange a new start of the job; return whether it gets one."""
         while True:
             asked_at, excluded = time.monotonic(), self.ledger.excluded()
-            method, message = requeue.continue_job(self.asked, self.run_dir, excluded, self.limit_at)
+            method, message = requeue.continue_job(self.settings, self.run_dir, excluded, self.limit_at)
             continues = bool(method)
             self.ledger.event(
-                "onward", attempt, by=method or self.asked.go_on_by, done=continues, words=message
+                "onward", attempt, by=method or self.settings.go_on_by, done=continues, words=message
             )
             if not continues:
                 self.say("the job could not be requeued: {}".format(message))
@@ -535,7 +535,7 @@ class Supervisor:
         what it has not saved.
         """
         end, next_check = time.monotonic() + GO_S, time.monotonic() + ASK_AGAIN_S
-        while time.monotonic() < end and lease.holds(self.run_dir, attempt) and self.told_again < asked_at:
+        while time.monotonic() < end and lease.holds(self.run_dir, attempt) and self.last_term_at < asked_at:
             time.sleep(0.2)
             if time.monotonic() > next_check:
                 next_check += ASK_AGAIN_S
@@ -557,22 +557,22 @@ class Supervisor:
         The command that writes the file cancels the job next, which gives the ranks the time to save that the
         site allows.
         """
-        if self.told is None and not self.cancel_by:
+        if self.term_at is None and not self.cancel_by:
             self.cancel_by = time.monotonic() + CANCEL_S
             slurm.call(["scancel", slurm.own_id()])
-        while self.told is None and time.monotonic() < self.cancel_by:
+        while self.term_at is None and time.monotonic() < self.cancel_by:
             time.sleep(0.1)
-        return self.told is not None
+        return self.term_at is not None
 
     def say(self, text: str) -> None:
         """Print a line to the job's output."""
         sys.stdout.write("dtslurm: {}\n".format(text))
         sys.stdout.flush()
 
-    def _told_to_end(self, _number: int, _frame: Any) -> None:
-        self.told_again = time.monotonic()
-        if self.told is None:
-            self.told = self.told_again
+    def _note_term_signal(self, _number: int, _frame: Any) -> None:
+        self.last_term_at = time.monotonic()
+        if self.term_at is None:
+            self.term_at = self.last_term_at
             self.ledger.event("signalled", lease.holder(self.run_dir), signal="TERM")
 
 

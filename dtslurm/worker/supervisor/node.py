@@ -96,7 +96,7 @@ class NodeAgent:
         restarted: whether the supervisor restarted it, in a step of its own that outlives the ranks.
         place: the environment variable that identifies this node's processes. A node's index counts within a
             step, so an agent in a step of its own needs the node's name.
-        told: number of the last snapshot of the stacks that it wrote.
+        answered_request: number of the last snapshot of the stacks that it wrote.
         latest: the ranks' state in the last heartbeat.
         members: the rank of each process of this user, None for processes of other attempts.
         relay: the node's end of the tree of heartbeats; None in small jobs, which write files only.
@@ -113,7 +113,7 @@ class NodeAgent:
         self.path = os.path.join(self.ranks, "beats", self.node + ".json")
         self.parent = os.getppid()
         self.told_to_end = False
-        self.told = 0
+        self.answered_request = 0
         self.latest: Dict[str, Dict[str, Any]] = {}
         self.members: Dict[int, Optional[str]] = {}
         self.relay: Optional[Relay] = None
@@ -280,9 +280,9 @@ class NodeAgent:
         request_number = (
             str(orders.stacks) if orders else (text_of(os.path.join(folder, WANTED)) or "").strip()
         )
-        if not request_number.isdigit() or int(request_number) == self.told:
+        if not request_number.isdigit() or int(request_number) == self.answered_request:
             return
-        self.told = int(request_number)
+        self.answered_request = int(request_number)
         pids = {process["pid"]: int(rank) for rank, process in self.latest.items() if "pid" in process}
         process_by_pid = stacks.look(sorted(pids), limit=8.0)
         paragraphs = [
@@ -293,7 +293,7 @@ class NodeAgent:
         ranks = {str(pids[pid]): process for pid, process in process_by_pid.items()}
         try_put(
             os.path.join(folder, self.node + ".json"),
-            json.dumps({"node": self.node, "number": self.told, "ranks": ranks}),
+            json.dumps({"node": self.node, "number": self.answered_request, "ranks": ranks}),
         )
 
     def _is_replaced(self) -> bool:

@@ -47,7 +47,7 @@ class TreeHeartbeats(Heartbeats):
         self._files_at = clock()
         self._looks = 0
         for node in known_members(self.folder):  # an earlier supervisor of this attempt was killed
-            self.seen[node] = clock() + RESUMED_S
+            self.last_seen[node] = clock() + RESUMED_S
             self.last[node] = {"kind": "beat", "node": node}
         self.root = HeartbeatRoot(self.folder, head, clock)
 
@@ -64,7 +64,7 @@ class TreeHeartbeats(Heartbeats):
             if self._codes.get(name) != code:
                 self._note_kind(name, code, line)
             node = self._names[name]
-            self.seen[node] = received_at
+            self.last_seen[node] = received_at
             self._lines[node] = line
         if self._looks % CLOCK_LOOKS == 0:
             for name, (_, line) in received.items():
@@ -93,7 +93,7 @@ class TreeHeartbeats(Heartbeats):
             line = self._lines.get(node)
             if record.get("node") != node or (line and float(record["time"]) <= unpack_beat(line).time):
                 continue
-            self.seen[node], self.last[node] = now, record
+            self.last_seen[node], self.last[node] = now, record
             self._lines[node] = pack_beat(node, beat_of(record))
             self._codes.pop(node.encode(), None)  # the next one over TCP counts as another kind
             self.by_file.add(node)
@@ -105,11 +105,13 @@ class TreeHeartbeats(Heartbeats):
         """
         silent_nodes = self._find_silent(seconds)
         names, now = set(silent_nodes), self.clock()
-        return [node for node in silent_nodes if now - self.seen[node] > seconds + self._grace(node, names)]
+        return [
+            node for node in silent_nodes if now - self.last_seen[node] > seconds + self._grace(node, names)
+        ]
 
     def _find_silent(self, seconds: float) -> List[str]:
         limit = self.clock() - seconds
-        return super().silent(seconds) if any(at < limit for at in self.seen.values()) else []
+        return super().silent(seconds) if any(at < limit for at in self.last_seen.values()) else []
 
     def _grace(self, node: str, silent_nodes: Set[str]) -> float:
         if node in self.by_file:
@@ -140,7 +142,7 @@ class TreeHeartbeats(Heartbeats):
     def ask_stacks(self) -> None:
         """Request a new snapshot of the ranks' stacks; nodes without a link find the request in a file."""
         super().ask_stacks()
-        self.root.give_orders(stacks=self.asked)
+        self.root.give_orders(stacks=self.stack_requests)
 
     def close(self) -> None:
         """Close the supervisor's port."""
