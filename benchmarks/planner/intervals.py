@@ -2,7 +2,8 @@
 
 The factor of a class is the 80 % quantile of the size of its errors, predicted without the rows' laboratory.
 Tables weigh alike, because a user's runs are like one more table. A class with rows of fewer than three
-laboratories takes the rows of a wider class.
+laboratories takes the rows of a wider class, and the quantile is a higher one if fewer than five laboratories
+have measured the rows.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ from dtslurm.planner.measured.choice import choice_groups
 from dtslurm.planner.measured.evaluate import evaluate
 
 LEAST_LABORATORIES = 3
+FEW_LABORATORIES = 5  # below this number, one more laboratory may be unlike all others
 CLASSES = [PredictionClass(*flags) for flags in product((True, False), (False, True), (False, True))]
 
 
 def error_size(items: Sequence[Residual]) -> float:
     """Return the size of error that covers 80 % of the rows of one more table; tables weigh alike.
 
-    With n tables the level is raised by 1/n of it, as in conformal prediction: one more table is not yet
-    among those that the quantile was taken from.
+    With n tables of few laboratories the level is raised by 1/n of it, as in conformal prediction: one more
+    table is not yet among those that the quantile was taken from.
     """
     counts = Counter(item.source for item in items)
-    level = min(1.0, LEVEL * (1 + 1 / len(counts)))
+    is_few = len({item.laboratory for item in items}) < FEW_LABORATORIES
+    level = min(1.0, LEVEL * (1 + 1 / len(counts))) if is_few else LEVEL
     return weighted_quantile(((abs(item.error), 1 / counts[item.source]) for item in items), level)
 
 

@@ -92,7 +92,7 @@ def test_a_cluster_without_a_profile_is_reported_and_others_are_shown(
 def test_a_job_with_unreadable_telemetry_is_shown_without_a_forecast(
     desk: Desk, unstarted_feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreadable(_: Context, record: JobRecord, **values: object) -> RunTelemetry:
+    def unreadable(_: Context, record: JobRecord, *_part: object, **_values: object) -> RunTelemetry:
         if record.job_id == "7":
             raise TransportError("the folder cannot be read")
         return telemetry_of(1)

@@ -8,6 +8,7 @@ the README that its package carries.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from tests.frameworks.conftest import Activated
 from tests.frameworks.envs import environment
 from tests.frameworks.test_torch_family import torch_python  # noqa: F401 - a fixture
 from tests.lab.cluster import SlurmLab
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
@@ -192,8 +194,13 @@ def test_torchx_slurm_example_and_dtslurm_start_the_same_ranks(tool: Cli, slurm_
     path = os.pathsep.join([str(python.parent), str(Path(sys.executable).parent), tool.env["PATH"]])
     run(tool, python, argv, PATH=path)  # torchrun is of the environment that is active
     slurm_lab.wait_for("its end", lambda: not slurm_lab.run(["squeue", "-h"]).stdout.strip())
-    output = "".join(file.read_text() for file in tool.folder.glob("slurm-*-dist_app-*.out"))
-    assert sorted(re.findall(r"rank \d of \d sum \d", output)) == RANKS
+
+    def read_output() -> str:
+        return "".join(file.read_text() for file in tool.folder.glob("slurm-*-dist_app-*.out"))
+
+    with contextlib.suppress(AssertionError):  # the last output may be written after the end
+        wait_until(lambda: read_output().count(" sum ") >= len(RANKS), limit=30)
+    assert sorted(re.findall(r"rank \d of \d sum \d", read_output())) == RANKS, read_output()
     job = dtslurm(tool, ours, "-t", "5")
     tool.wait_for_end(job)
     assert sorted(re.findall(r"rank \d of \d sum \d", tool("logs", job).stdout)) == RANKS

@@ -144,6 +144,12 @@ def test_quantiles_weigh_tables_instead_of_rows() -> None:
     assert weighted_quantile([(3.0, 1.0), (1.0, 1.0), (2.0, 8.0)], 0.8) == 2.0
 
 
+def test_quantile_is_higher_if_few_laboratories_measured_the_rows() -> None:
+    errors = [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert intervals.error_size([residual(str(error), str(error), error) for error in errors]) == 0.4
+    assert intervals.error_size([residual(str(error), "the same", error) for error in errors]) == 0.5
+
+
 def test_coverage_excludes_the_laboratory_of_the_row() -> None:
     alike = [residual(f"{name}{number}", name, 0.1) for name in "abc" for number in range(3)]
     assert intervals.coverage(alike)["rows"] == 1.0

@@ -33,7 +33,7 @@ def job_use(job: str, **values: Any) -> JobUse:
 def test_samples_are_read_only_for_own_runs_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def ask(_: object, __: str, program: str, request: Any, timeout: float) -> Any:
+    def ask(_: object, program: str, request: Any, timeout: float) -> Any:
         del timeout
         asked.append((program, request["runs"]))
         return {"runs": [[10, 500.0, 4, 10, 3000.0], [0, 0.0, 0, 0, 0.0], [4, 400.0, 0, 0, 0.0]]}

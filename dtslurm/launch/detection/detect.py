@@ -178,7 +178,7 @@ class RequestedRanks(NamedTuple):
 class _ScriptCase:
     """The evidence from a script, and the request for which it needs a launcher."""
 
-    seen: ScriptEvidence
+    evidence: ScriptEvidence
     script: str
     args: Sequence[str]
     requested: RequestedRanks
@@ -309,7 +309,7 @@ def _detect_for_configuration(
 def _detect_for_script(
     script_case: _ScriptCase, launchers: Collection[str], single_is_possible: bool, launcher: str | None
 ) -> Detection:
-    kind, evidence = _find_kind(script_case.seen)
+    kind, evidence = _find_kind(script_case.evidence)
     warnings: list[str] = []
     if launcher is not None:
         chosen_launcher = launcher
@@ -367,7 +367,7 @@ def _choose_launcher(
 
 def _needs_variables(script_case: _ScriptCase, kind: _ScriptKind) -> bool:
     """Return whether a single rank fails without the variables that launchers for several ranks set."""
-    evidence = script_case.seen
+    evidence = script_case.evidence
     if kind.by_itself:
         return kind.needs_env
     if any(use.name in _RANK_ENVIRONMENT and is_certain(use, evidence.calls) for use in evidence.variables):
@@ -407,7 +407,7 @@ def _find_independent_ranks(script_case: _ScriptCase, kind: _ScriptKind | None, 
     if script_case.ranks == 1:
         return []
     if kind is not None and kind.by_itself and "jax" not in kind.launchers:
-        _, evidence = _find_kind(script_case.seen)
+        _, evidence = _find_kind(script_case.evidence)
         hint = (
             f"use -l {kind.launchers[0]}"
             if kind.launchers != ("single",) or script_case.requested.nodes == 1
@@ -415,9 +415,9 @@ def _find_independent_ranks(script_case: _ScriptCase, kind: _ScriptKind | None, 
         )
         return [f"{evidence}: each of the {script_case.ranks} ranks would do this separately; {hint}"]
     if (
-        script_case.seen.has(_DISTRIBUTED_STARTS)
-        or script_case.seen.has(_RANK_VARIABLE_STRINGS)
-        or not script_case.seen.has(_TRAINING_FRAMEWORKS)
+        script_case.evidence.has(_DISTRIBUTED_STARTS)
+        or script_case.evidence.has(_RANK_VARIABLE_STRINGS)
+        or not script_case.evidence.has(_TRAINING_FRAMEWORKS)
     ):
         return []
     exception = "unless an imported package does this, " if script_case.has_unread_imports else ""
@@ -437,7 +437,7 @@ def _find_lightning_sizes(script_case: _ScriptCase, kind: _ScriptKind | None, la
         ("devices", script_case.requested.per_node, "ranks per node"),
     )
     warnings = []
-    for keywords, location in script_case.seen.trainers:
+    for keywords, location in script_case.evidence.trainers:
         for key, expected_size, unit in sizes:
             configured = _parse_count(
                 keywords.get(key, 1 if key == "num_nodes" and "**" not in keywords else None)
@@ -447,7 +447,7 @@ def _find_lightning_sizes(script_case: _ScriptCase, kind: _ScriptKind | None, la
                 warnings.append(
                     f"{location}: the Lightning Trainer has {keyword}, but the job has {expected_size} {unit}"
                 )
-    for key, expected_size, unit in sizes if script_case.seen.has(LIGHTNING) else ():
+    for key, expected_size, unit in sizes if script_case.evidence.has(LIGHTNING) else ():
         configured = _parse_count(_find_argument(script_case.args, rf"--(trainer\.)?{key}"))
         if configured not in {None, expected_size}:
             warnings.append(f"argument {key} is {configured}, but the job has {expected_size} {unit}")
@@ -481,7 +481,7 @@ def _find_overwritten_variables(
     del kind
     ranks = script_case.requested
     warnings = []
-    for name, value, location in script_case.seen.env:
+    for name, value, location in script_case.evidence.env:
         is_local_address = (
             name == "MASTER_ADDR" and ranks.nodes == 1 and value in {"localhost", "127.0.0.1", "::1"}
         )
@@ -503,20 +503,18 @@ def _find_overwritten_variables(
 def _find_shared_gpu(script_case: _ScriptCase, kind: _ScriptKind | None, launcher: str) -> list[str]:
     """Return warnings if all ranks of a node use its first GPU."""
     del kind, launcher
-    ranks = script_case.requested
-    if ranks.per_node < 2 or ranks.gpus_per_node < 2 or script_case.seen.has(_ASSIGNS_GPUS):
+    ranks, evidence = script_case.requested, script_case.evidence
+    if ranks.per_node < 2 or ranks.gpus_per_node < 2 or evidence.has(_ASSIGNS_GPUS):
         return []
     consequence = f"all {ranks.per_node} ranks of a node would share its first GPU"
     warnings = []
-    if "first" in script_case.seen.devices and _find_argument(script_case.args, "--device") is None:
+    if "first" in evidence.devices and _find_argument(script_case.args, "--device") is None:
         warnings.append(
-            f"{script_case.seen.devices['first']}: a fixed device such as cuda:0; use LOCAL_RANK, otherwise "
+            f"{evidence.devices['first']}: a fixed device such as cuda:0; use LOCAL_RANK, otherwise "
             f"{consequence}"
         )
-    if "current" in script_case.seen.devices and not script_case.seen.has(r"(.*\.)?set_device(_index)?"):
-        warnings.append(
-            f"{script_case.seen.devices['current']}: cuda without torch.cuda.set_device: {consequence}"
-        )
+    if "current" in evidence.devices and not evidence.has(r"(.*\.)?set_device(_index)?"):
+        warnings.append(f"{evidence.devices['current']}: cuda without torch.cuda.set_device: {consequence}")
     return warnings
 
 
@@ -526,8 +524,8 @@ def _find_local_rank_option(script_case: _ScriptCase, kind: _ScriptKind | None, 
     if script_case.ranks == 1:
         return []
     warnings = []
-    match = script_case.seen.first(r"'--local[_-]rank'")
-    if match and not script_case.seen.has(r"'(LOCAL_RANK|SLURM_LOCALID)'"):
+    match = script_case.evidence.first(r"'--local[_-]rank'")
+    if match and not script_case.evidence.has(r"'(LOCAL_RANK|SLURM_LOCALID)'"):
         warnings.append(
             f"{match[2]}: expects {match[0][1:-1]}, which launcher {launcher} does not pass; read "
             "os.environ['LOCAL_RANK']"
