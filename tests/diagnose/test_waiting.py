@@ -234,5 +234,5 @@ def test_lost_connections_without_a_cause_are_reported_with_low_confidence(
     result = diagnose_run(tmp_path, lost_connection(), lost_connection(), *(left for _ in range(ended)))
     assert (result.cause, result.confidence) == ("collective-timeout", 0.35)
     assert result.summary == "ranks lost the connection to each other, and no rank reports a cause"
-    assert result.rank == (2 if ended == 1 else 0)  # the one that was told to end and lost nobody
+    assert result.rank == (2 if ended == 1 else 0)  # it alone received SIGTERM and reports no lost peer
     assert result.evidence[0].text == LOST
