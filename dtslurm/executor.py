@@ -26,7 +26,7 @@ from submitit.core.logger import get_logger
 from dtslurm import slurm_parameters
 from dtslurm.errors import JobNotFound, RequestInvalid
 from dtslurm.model.jobs.job import JobRecord
-from dtslurm.model.runs.state import JobState, StateFlag
+from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
 from dtslurm.model.units import Walltime
 from dtslurm.services.runs import control
 from dtslurm.services.runs.run_evidence import has_recorded_end
@@ -140,26 +140,22 @@ class RunWatcher(core.InfoWatcher):
         for job_id in unfinished:
             own_statuses = [status for status in statuses if arrays.matches_job_id(status.job_id, job_id)]
             if own_statuses:
-                state = (
-                    own_statuses[0].state.value
-                    if own_statuses[0].terminal
-                    else _to_unfinished_state(own_statuses[0].state.value)
-                )
-                if job_id in self._cancelled and StateFlag.COMPLETING in own_statuses[0].flags:
-                    state = JobState.CANCELLED.value  # squeue names no base state until KillWait is over
                 self._info_dict[job_id] = {
                     "JobID": job_id,
-                    "State": state,
+                    "State": self._state_for_submitit(job_id, own_statuses[0]),
                     "NodeList": own_statuses[0].nodelist,
                 }
             if self.is_done(job_id, mode="cache"):
                 self._finished.add(job_id)
         self._last_status_check = self._last_query = time.time()
 
-
-def _to_unfinished_state(state: str) -> str:
-    """Return a state that submitit does not take for the end of the job."""
-    return state if state in {"PENDING", "RUNNING", "UNKNOWN"} else "RUNNING"
+    def _state_for_submitit(self, job_id: str, status: JobStatus) -> str:
+        """Return a state that submitit takes for the end of the job only if the job has ended."""
+        if job_id in self._cancelled and StateFlag.COMPLETING in status.flags:
+            return JobState.CANCELLED.value  # squeue names no base state until KillWait is over
+        if status.terminal or status.unknown or status.state is JobState.PENDING:
+            return status.state.value
+        return JobState.RUNNING.value
 
 
 class DtslurmJob(core.Job[core.R]):

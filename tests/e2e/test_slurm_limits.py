@@ -95,6 +95,29 @@ def test_f54_state_of_a_job_forgotten_by_slurm_comes_from_the_run_record(
         assert "no record" in unknown["reason"]
 
 
+def test_job_whose_epilog_runs_is_completing_and_not_unknown(
+    tmp_path: Path, lab_root: Path, slurm_software: Software
+) -> None:
+    epilog = tmp_path / "epilog.sh"
+    epilog.write_text(f"#!/bin/sh\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.2; done\n")
+    epilog.chmod(0o755)
+    conf = [f"Epilog={epilog}"]
+    with SlurmLab(lab_root, nodes=1, extra_conf=conf, software=slurm_software) as lab:
+        slurm = command_line(tmp_path, lab)
+        job = slurm.submit("train.py")
+        lab.wait_for("the epilog", lambda: "CG" in lab.run(["squeue", "-h", "-o", "%t"]).stdout)
+        row = slurm("status").stdout.splitlines()[1]
+        assert "COMPLETING" in row
+        assert "no evidence" not in row
+        program = f"""
+import json, dtslurm.executor
+print(json.dumps({{"state": dtslurm.executor.DtslurmJob("logs/%j", {job!r}).state}}))
+"""
+        assert slurm.python(program)["state"] == "RUNNING"  # in submitit's words: it is not over
+        (tmp_path / "go").touch()
+        slurm.wait_until(lambda: slurm.state(job) == "COMPLETED")
+
+
 def test_f55_f63_hanging_controller_does_not_change_the_job_state(
     tmp_path: Path, lab_root: Path, slurm_software: Software
 ) -> None:

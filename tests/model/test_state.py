@@ -43,5 +43,12 @@ def test_f31_an_ended_job_with_a_flag_is_not_terminal() -> None:
 
 def test_f65_an_unknown_state_is_not_terminal() -> None:
     unknown = JobStatus(job_id="1", state=JobState.UNKNOWN)
+    assert unknown.unknown
     assert not unknown.terminal
     assert not unknown.ok
+
+
+def test_a_completing_job_has_a_known_state_and_has_not_ended() -> None:
+    completing = JobStatus(job_id="1", state=JobState.UNKNOWN, flags=frozenset({StateFlag.COMPLETING}))
+    assert not completing.unknown
+    assert not completing.terminal

@@ -137,7 +137,7 @@ def _describe_group(view: RunView, items: Sequence[JobStatus], now: float) -> st
         return f"ended {duration(ended_s_ago)} ago{cause}"
     if status.state is JobState.PENDING:
         return "; ".join(filter(None, (_describe_reason(status), _describe_estimate(status, now))))
-    if status.state is JobState.UNKNOWN:
+    if status.unknown:
         return status.reason or "no evidence"
     if status.terminal and not status.ok:
         return describe_failure(view.run_of(status), status)

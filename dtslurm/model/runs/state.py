@@ -158,6 +158,14 @@ class JobStatus:
         return self.state.ended and not (self.flags & _NON_FINAL_FLAGS)
 
     @property
+    def unknown(self) -> bool:
+        """Whether nothing is known about the state.
+
+        False for a job that squeue shows as COMPLETING: its base state is unknown, but it has not ended.
+        """
+        return self.state is JobState.UNKNOWN and not self.flags
+
+    @property
     def ok(self) -> bool:
         """Whether the job has completed successfully."""
         return self.terminal and self.state is JobState.COMPLETED

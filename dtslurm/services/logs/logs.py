@@ -221,7 +221,7 @@ class _AttemptNotices:
 
 def _is_unknown(view: RunView) -> bool:
     """Return whether the scheduler was queried and does not know the job."""
-    return not view.trouble and all(status.state is JobState.UNKNOWN for status in view.statuses)
+    return not view.trouble and all(status.unknown for status in view.statuses)
 
 
 def wait(context: Context, record: JobRecord, watch: Callable[[RunView], None] = lambda _: None) -> RunView:

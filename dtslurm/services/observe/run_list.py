@@ -360,7 +360,7 @@ def _make_row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task:
         task=task,
         over=status.terminal,
         ok=status.ok,
-        unknown=status.state is JobState.UNKNOWN,
+        unknown=status.unknown,
         pending=status.state is JobState.PENDING,
         nodes=nodes,
         gpus=gpus * nodes if gpus is not None and nodes is not None else None,
@@ -402,7 +402,7 @@ def _describe_state(view: RunView, status: JobStatus, attempt: int) -> tuple[str
             explanation.fix.replace("JOB", status.job_id),
             explanation.will_start is False,
         )
-    if status.state is JobState.UNKNOWN:
+    if status.unknown:
         return status.reason or "state unknown: no evidence", "", False
     if status.terminal and not status.ok:
         return describe_failure(view.run_of(status), status), "", False

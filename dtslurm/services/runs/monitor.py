@@ -184,8 +184,7 @@ def tick(memory: QueueMemory, job_ids: Sequence[str], scheduler: object) -> floa
     statuses = [status for jobs in statuses_by_id.values() for status in jobs]
     if all(statuses_by_id.values()) and all(status.terminal for status in statuses):
         return float("inf")
-    waiting_states = {JobState.PENDING, JobState.UNKNOWN}
-    if all(status.terminal or status.state in waiting_states for status in statuses):
+    if all(status.terminal or status.state is JobState.PENDING or status.unknown for status in statuses):
         return PENDING_TICK_S
     return RUNNING_TICK_S
 

@@ -10,7 +10,6 @@ from typing import Any
 from dtslurm.errors import JobNotFound, ProfileNotFound, RequestInvalid, StoreError
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.jobs.trials import Trials
-from dtslurm.model.runs.state import JobState
 from dtslurm.services.request.request import INTERNAL, JobRequest
 from dtslurm.services.runs.runs import every, find, selector_arguments
 from dtslurm.services.runs.status import views
@@ -148,7 +147,7 @@ def _refuse_active_writers(context: Context, record: JobRecord, task: str | None
             continue
         job = view.record.job_id or view.record.name
         status = next(status for status in view.statuses if not status.terminal)
-        if status.state is JobState.UNKNOWN:
+        if status.unknown:
             reason = view.trouble or status.reason or "there is no evidence"
             raise RequestInvalid(
                 [
