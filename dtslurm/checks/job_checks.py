@@ -232,10 +232,12 @@ def find_rule_conflicts(spec: JobSpec, profile: ClusterProfile, layout: TaskLayo
         )
         problems.append(f"{message}; set a longer --time, or fewer seconds")
     max_nodes = limits.max_nodes or slurm_rules.max_nodes
-    if max_nodes is not None and layout and layout.nodes + spec.spare_nodes > max_nodes:
+    if max_nodes is not None and layout and layout.nodes + spec.extra_nodes > max_nodes:
         scope = f"partition {partition}" if limits.max_nodes else f"cluster {profile.name}"
         spare_text = f" and --spare-nodes {spec.spare_nodes}" if spec.spare_nodes else ""
-        problems.append(f"--nodes {layout.nodes}{spare_text}: {scope} allows at most {max_nodes}")
+        role_nodes = spec.extra_nodes - spec.spare_nodes
+        role_text = f" and {pluralize(role_nodes, 'node')} of other roles" if role_nodes else ""
+        problems.append(f"--nodes {layout.nodes}{spare_text}{role_text}: {scope} allows at most {max_nodes}")
     return problems
 
 

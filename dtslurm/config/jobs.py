@@ -16,11 +16,12 @@ from dataclasses import field, fields
 from pathlib import Path
 
 from dtslurm import assets
-from dtslurm.config import chain, decode, files, origins
+from dtslurm.config import chain, decode, files, origins, roles
 from dtslurm.config.tree import Items, Node, Problem, Scalar, Table
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.jobs import stages
 from dtslurm.model.jobs.job_file import JobFile, Stage, Work
+from dtslurm.model.jobs.roles import REFERENCE, Roles
 from dtslurm.model.paths import expand_home
 from dtslurm.model.shell import JOB_VALUES
 from dtslurm.model.values import dataclass
@@ -28,7 +29,12 @@ from dtslurm.suggestions import suggest_name
 from dtslurm.worker.trial_text import MENTION, substitute
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*")
+_ESCAPE = re.compile(r"\$\$\{")
+_ESCAPE_BUT_OF_REFERENCES = re.compile(r"\$\$\{(?!(?:role|port)\.)")  # the job removes the others
 _PER_TRIAL_KEYS = {"args", "env", "sweep.name"}  # these may differ between trials of a sweep
+# Keys in which ${role.NAME.urls} and ${port.NAME} stand for values that are known only in the job.
+_MAIN_RUNTIME_KEYS = frozenset({"args"})
+_ROLE_RUNTIME_KEYS = frozenset({"command", "args", "env"})
 # Keys at the top of a file that apply to its stages.
 _SHARED_KEYS = {item.name for item in fields(Work)} - {"sweep"}
 
@@ -41,12 +47,14 @@ class LoadedStage:
         name: the stage's name, empty for a file with one job.
         work: the job's options; keys at the top of the file are defaults for the stage.
         needs: (kind of dependency, stage) for each stage that this one depends on.
+        roles: the roles that run beside the script, None without any.
         origins: the location of each written value, such as ``"nodes": "job.yaml:4"``.
     """
 
     name: str
     work: Work
     needs: tuple[tuple[str, str], ...] = ()
+    roles: Roles | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -88,6 +96,7 @@ def load(
         RequestInvalid: ``variables`` names variables that the file does not have.
     """
     root, problems, files_read = _load_chain(path, lambda file: _label_file(file, cwd, home))
+    root, role_tables = roles.split(root, problems)
     values, variable_problems = _resolve_variables(root, variables)
     problems += variable_problems
     tables = _build_stage_tables(root, problems)
@@ -97,7 +106,13 @@ def load(
     job_table = root if "stages" not in root.entries else _remove_keys(root, {*_SHARED_KEYS, "stages"})
     job, stage_problems = decode.read(
         JobFile,
-        _substitute_table(_remove_keys(job_table, {"variables"}), values, problems, swept_by_stage.get("")),
+        _substitute_table(
+            _remove_keys(job_table, {"variables"}),
+            values,
+            problems,
+            swept_by_stage.get(""),
+            runtime_keys=_MAIN_RUNTIME_KEYS if role_tables else frozenset(),
+        ),
     )
     problems += stage_problems
     loaded_stages: list[tuple[str, Work, Table]] = []
@@ -112,11 +127,22 @@ def load(
         if work is not None:
             loaded_stages.append((name, work, table))
     needs_by_stage = _resolve_needs(loaded_stages, root, problems)
+    job_roles = None
+    if role_tables is not None and job is not None:
+        substituted = {
+            name: _substitute_table(table, values, problems, None, runtime_keys=_ROLE_RUNTIME_KEYS)
+            for name, table in role_tables.tables.items()
+        }
+        job_roles = roles.read(role_tables, substituted, job.args, problems)
     if problems or job is None:
         raise decode.invalid(problems)
     stages_by_name = {
         name: LoadedStage(
-            name=name, work=work, needs=needs_by_stage[name], origins=origins.collect_origins(table)
+            name=name,
+            work=work,
+            needs=needs_by_stage[name],
+            roles=job_roles,
+            origins=origins.collect_origins(table),
         )
         for name, work, table in loaded_stages
     }
@@ -314,9 +340,19 @@ def _find_mentions(text: str) -> Iterator[str]:
 
 
 def _substitute_table(
-    table: Table, values: Mapping[str, str], problems: list[Problem], swept_names: set[str] | None
+    table: Table,
+    values: Mapping[str, str],
+    problems: list[Problem],
+    swept_names: set[str] | None,
+    *,
+    runtime_keys: frozenset[str] = frozenset(),
 ) -> Table:
-    substitution = _Substitution(values, problems, swept_names or set())
+    """Return the table with its variables substituted.
+
+    Args:
+        runtime_keys: keys whose values may refer to roles and ports, which are replaced in the job.
+    """
+    substitution = _Substitution(values, problems, swept_names or set(), runtime_keys)
     entries = {
         key: entry._replace(value=substitution.node(entry.value, key)) for key, entry in table.entries.items()
     }
@@ -326,10 +362,17 @@ def _substitute_table(
 class _Substitution:
     """Substitutes variables, and records variables without a value; trials substitute a sweep's variables."""
 
-    def __init__(self, values: Mapping[str, str], problems: list[Problem], swept_names: set[str]) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, str],
+        problems: list[Problem],
+        swept_names: set[str],
+        runtime_keys: frozenset[str],
+    ) -> None:
         self._values = {name: text for name, text in values.items() if name not in swept_names}
         self._problems = problems
         self._swept_variables = swept_names
+        self._runtime_keys = runtime_keys
 
     def node(self, node: Node, key: str) -> Node:
         """Return a value with its variables substituted."""
@@ -348,15 +391,21 @@ class _Substitution:
             key in _PER_TRIAL_KEYS or re.split(r"[.\[]", key)[0] in _PER_TRIAL_KEYS
         )
         text = substitute(node.text, self._values, keep=True)
+        top_key = re.split(r"[.\[]", key)[0]
         for name in _find_mentions(text):
-            if name in JOB_VALUES and re.split(r"[.\[]", key)[0] == "args":
+            if name in JOB_VALUES and top_key == "args":
+                continue
+            if top_key in self._runtime_keys and REFERENCE.fullmatch(f"${{{name}}}"):
                 continue
             if name not in self._swept_variables:
                 self._report_unknown(node, key, name)
             elif not is_per_trial:
                 message = f"${{{name}}} is a variable of the sweep, and is allowed only in args and env"
                 self._problems.append(Problem(node.source, node.line, key, message))
-        return node._replace(text=text if is_per_trial else text.replace("$${", "${"))
+        if is_per_trial:
+            return node._replace(text=text)
+        escape = _ESCAPE_BUT_OF_REFERENCES if top_key in self._runtime_keys else _ESCAPE
+        return node._replace(text=escape.sub("${", text))
 
     def _report_unknown(self, node: Scalar, key: str, name: str) -> None:
         suggestion = suggest_name(name, [*self._values, *self._swept_variables])

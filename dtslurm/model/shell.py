@@ -6,6 +6,8 @@ import re
 import shlex
 from collections.abc import Iterable
 
+from dtslurm.model.jobs.roles import reference_variable
+
 _VARIABLE_REFERENCE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
 
 
@@ -40,17 +42,25 @@ JOB_VALUES = (
     *("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
     *("SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_STEP", "DTSLURM_RUN_DIR"),
 )
-_JOB_VALUE_REFERENCE = re.compile(rf"(\$?)\$(?:\{{({'|'.join(JOB_VALUES)})\}}|({'|'.join(JOB_VALUES)})\b)")
+_JOB_VALUE = rf"\{{({'|'.join(JOB_VALUES)})\}}|({'|'.join(JOB_VALUES)})\b"
+_JOB_VALUE_REFERENCE = re.compile(rf"(\$?)\$(?:{_JOB_VALUE})")
+_ROLE_OR_JOB_VALUE_REFERENCE = re.compile(rf"(\$?)\$(?:{_JOB_VALUE}|\{{(role|port)\.([^{{}}]*)\}})")
 
 
-def quote_with_job_values(text: str) -> str:
+def quote_with_job_values(text: str, *, roles: bool = False) -> str:
     """Return an argument as one word in which the shell expands ``$SLURM_ARRAY_TASK_ID`` and the like.
 
-    Only the names in `JOB_VALUES` are expanded; ``$$NAME`` stands for a literal ``$NAME``.
+    Only the names in `JOB_VALUES` are expanded; ``$$NAME`` stands for a literal ``$NAME``. With ``roles``,
+    ``${role.NAME.urls}`` and ``${port.NAME}`` are expanded as well; see `dtslurm.model.jobs.roles`.
     """
     words, end = [], 0
-    for match in _JOB_VALUE_REFERENCE.finditer(text):
+    pattern = _ROLE_OR_JOB_VALUE_REFERENCE if roles else _JOB_VALUE_REFERENCE
+    for match in pattern.finditer(text):
         escape, name = match[1], match[2] or match[3]
+        if roles and name is None:
+            name = reference_variable(match[4], match[5])
+        if name is None:
+            continue
         words.append(text[end : match.start()])
         words.append(match[0][1:] if escape else RawShell(f'"${name}"'))
         end = match.end()

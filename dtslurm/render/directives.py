@@ -104,7 +104,7 @@ def build(
     lines.set_if("qos", job_destination.qos)
     lines.set_if("constraint", job_destination.constraint)
     lines.set_if("reservation", resources.reservation or slurm_rules.reservation)
-    lines.set("nodes", layout.nodes + spec.spare_nodes)
+    lines.set("nodes", layout.nodes + spec.extra_nodes)
     lines.set("ntasks-per-node", tasks_per_node)
     lines.set_if("cpus-per-task", cpus_per_task(layout, tasks_per_node))
     _set_gpus(lines, profile, layout, node.gpus.slurm_type if node and node.gpus else None)

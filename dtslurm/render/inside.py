@@ -69,6 +69,7 @@ def container_entry(
             *_ALWAYS_SET,
             *exported,
             *(str(variable["name"]) for variable in variables),
+            *(spec.roles.variables if spec.roles is not None else ()),
             *spec.secrets,
         ),
         vendor_script=bool(layout.nodes > 1 and profile.fabric and profile.fabric.setup),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from dtslurm.render.directives import Directives, build, cpus_per_task
 from dtslurm.render.engine import Engine, Templates, engine_of
 from dtslurm.render.inside import ContainerParts, container_entry
 from dtslurm.render.output_paths import fill_in_pattern
+from dtslurm.render.roles import role_files
 from dtslurm.render.staging import staging_values
 from dtslurm.render.text import check, comment_text, heredoc_end, insert_after_comments, wrap
 from dtslurm.worker.sampler_values import plain_nodes
@@ -112,7 +113,8 @@ def render(
                 "\n", "\n    "
             )
         ),
-        "spare_nodes": spec.spare_nodes,
+        "spare_nodes": spec.extra_nodes,
+        "roles": bool(spec.other_roles),
         "secrets": tuple(map(RawShell, spec.secrets)),
         "starts_once": not spec.supervised and "no-requeue" in directives,
         "copies": _output_copies(spec) if run_place.output else {},
@@ -132,7 +134,8 @@ def render(
     values["staging"] = staging_values(
         spec, layout, directives, run_place.directory, program=values["claim"] is True, shrinks=shrinks
     )
-    values["task_files"] = _task_files(engine, spec, layout, launcher, values)
+    roles = role_files(engine, spec, profile, values, container.words())
+    values["task_files"] = _task_files(engine, spec, layout, launcher, values, roles)
     name = _BASE if spec.template is None else Path(spec.template).name
     script = engine.render(name, values)
     check(script, name)
@@ -344,7 +347,7 @@ def _live_script(spec: JobSpec, run_place: RunPlace) -> str | None:
 
 def training_command(spec: JobSpec) -> tuple[str, ...]:
     """Return the command of one rank: the interpreter and script, the module, or the executable itself."""
-    args = tuple(map(quote_with_job_values, spec.args))
+    args = tuple(quote_with_job_values(word, roles=bool(spec.other_roles)) for word in spec.args)
     if spec.module:
         return (spec.python, "-m", spec.script, *args)
     if spec.script.endswith(".py"):
@@ -471,9 +474,18 @@ def _fabric_check_values(
 
 
 def _task_files(
-    engine: Engine, spec: JobSpec, layout: TaskLayout, launcher: Launcher, values: Mapping[str, object]
+    engine: Engine,
+    spec: JobSpec,
+    layout: TaskLayout,
+    launcher: Launcher,
+    values: Mapping[str, object],
+    roles: Iterable[tuple[str, str]],
 ) -> list[dict[str, str]]:
-    """Return the files that the script writes for its tasks, each with a heredoc delimiter."""
+    """Return the files that the script writes for its tasks, each with a heredoc delimiter.
+
+    Args:
+        roles: names and texts of the scripts of roles.
+    """
     rank_words = ("bash", RawShell('"$DTSLURM_RUN_DIR/rank.sh"'))
     training = _rank_command(launcher.training(spec))
     command = launcher.command(spec, layout, rank_words if launcher.agent else training)
@@ -497,6 +509,7 @@ def _task_files(
     files.append(("task.sh", insert_after_comments(task, task_head)))
     if spec.supervised:
         files.append(("step.sh", engine.render("attempt/step.sh.j2", context)))
+    files += roles
     return [
         {"name": RawShell(name), "text": RawShell(text.rstrip("\n")), "end": RawShell(heredoc_end(text))}
         for name, text in files

@@ -7,6 +7,7 @@ from dataclasses import field
 from hashlib import sha256
 
 from dtslurm.model.jobs.options import JobSettings, Placement
+from dtslurm.model.jobs.roles import Role, Roles
 from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.runs.record import JobRecord, mark
 from dtslurm.model.units import Memory, Walltime
@@ -45,6 +46,7 @@ class JobSpec(JobSettings):
         stage_out: data that is copied back on the early signal and at the end, in the same form.
         sbatch_options: options passed on to sbatch without interpretation, as ``--option=value``.
         launcher_options: options of the launcher, None for an option without a value.
+        roles: the roles beside the training, None for a run of one role.
         trials: set if the array's tasks are trials of a sweep.
         separate_streams: also write stdout and stderr of each rank to separate files.
     """
@@ -71,13 +73,24 @@ class JobSpec(JobSettings):
     stage_in: tuple[str, ...] = ()
     stage_out: tuple[str, ...] = ()
     sbatch_options: tuple[str, ...] = ()
+    roles: Roles | None = None
     trials: Trials | None = None
     separate_streams: bool = False
 
     @property
+    def other_roles(self) -> tuple[Role, ...]:
+        """The roles beside the training."""
+        return self.roles.others if self.roles is not None else ()
+
+    @property
+    def extra_nodes(self) -> int:
+        """The nodes of the allocation on which no rank runs at first: spare nodes, and those of other roles."""
+        return self.spare_nodes + sum(role.nodes for role in self.other_roles)
+
+    @property
     def supervised(self) -> bool:
         """Whether an option requires the supervisor in the job."""
-        return self.restarted or bool(self.health_check)
+        return self.restarted or bool(self.health_check) or bool(self.other_roles)
 
     @property
     def restarted(self) -> bool:

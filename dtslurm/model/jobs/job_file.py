@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from dtslurm.model.jobs.project import Defaults
+from dtslurm.model.jobs.roles import RoleOptions
 from dtslurm.model.jobs.sweep import Sweep
 from dtslurm.model.values import dataclass
 
@@ -46,6 +47,7 @@ class JobFile(Work):
     Attributes:
         variables: values that stand elsewhere in the file as ``${name}``; ``--set`` gives others.
         stages: jobs that follow each other, by name.
+        roles: what runs beside the script, by name; the role with a script has the job's own keys.
     """
 
     cluster: str | None = None
@@ -53,3 +55,4 @@ class JobFile(Work):
     once: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     stages: Mapping[str, Stage] = field(default_factory=dict)
+    roles: Mapping[str, RoleOptions] = field(default_factory=dict)

@@ -8,11 +8,12 @@ from typing import Any
 
 from dtslurm.model.jobs.options import JobOptions
 from dtslurm.model.jobs.project import Project
+from dtslurm.model.jobs.roles import Roles
 from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.values import dataclass
 
 COMMAND_LINE = "command line"  # the origin of values that no file sets
-INTERNAL = {"origins", "payload", "separate_streams", "trials"}  # fields that are no options of the user's
+INTERNAL = {"origins", "payload", "roles", "separate_streams", "trials"}  # fields that are no options of the user's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class JobRequest(JobOptions):
     Attributes:
         payload: the content of files to put in the run directory, by their path in it; ``script`` may be one
             of them.
+        roles: the roles that run beside the script; set by a job file only.
         trials: the trials of a sweep, which are the tasks of the job array.
         separate_streams: see `JobSpec`.
         origins: where the value of an option was set, by option.
@@ -41,6 +43,7 @@ class JobRequest(JobOptions):
     no_check: bool | None = None
     once: str | None = None
     payload: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    roles: Roles | None = None
     trials: Trials | None = None
     separate_streams: bool = False
     origins: Mapping[str, str] = field(default_factory=dict)

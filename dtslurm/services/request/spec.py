@@ -212,6 +212,7 @@ def spec_of(
         stage_in=staging.texts(request.stage_in, staging.disk_of(request, cluster.profile)),
         stage_out=staging.texts(request.stage_out, is_stage_out=True),
         sbatch_options=request.sbatch,
+        roles=request.roles if request.roles is not None and request.roles.others else None,
         trials=request.trials,
         separate_streams=request.separate_streams,
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JobToSubmit", "Planned", "is_job_file", "load_jobs"]
 
-_NON_OPTION_KEYS = {"variables", "script", "stages", "sweep", "needs"}
+_NON_OPTION_KEYS = {"variables", "script", "stages", "sweep", "needs", "roles"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,10 @@ def _build_job(job_file: LoadedJob, stage: LoadedStage, command_line: JobRequest
         args = tuple(word.replace("${", "$${") for word in command_line.args)
         command_line = replace(command_line, args=args)
     request = replace(
-        command_line, script=stage.work.script or "", origins={"script": origins["script"]}
+        command_line,
+        script=stage.work.script or "",
+        roles=stage.roles,
+        origins={"script": origins["script"]},
     ).over(values, origins)
     if sweep is not None:
         variables = set(sweep.variables())

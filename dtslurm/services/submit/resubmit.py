@@ -9,6 +9,7 @@ from typing import Any
 
 from dtslurm.errors import JobNotFound, ProfileNotFound, RequestInvalid, StoreError
 from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.jobs.roles import Roles
 from dtslurm.model.jobs.trials import Trials
 from dtslurm.services.request.request import INTERNAL, JobRequest
 from dtslurm.services.runs.runs import every, find, selector_arguments
@@ -107,6 +108,10 @@ def restore_request(record: JobRecord, make: Callable[..., Context] = Context) -
     if request_values.get("trials"):
         trials = request_values["trials"]
         request = replace(request, trials=Trials(**{**trials, "env": tuple(trials["env"])}))
+    if request_values.get("roles"):
+        from dtslurm.config.validator import validator
+
+        request = replace(request, roles=validator(Roles).validate_python(request_values["roles"]))
     context = make(cwd=Path(folder))
     if request.cluster is None:
         request = replace(request, cluster=_find_own_cluster(context, record))

@@ -15,6 +15,7 @@ from dtslurm.launch import registry
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import Submission
+from dtslurm.render.roles import roles_plan
 from dtslurm.services.wiring.context import Context
 from dtslurm.worker.sampler_values import PLAIN_NODES
 
@@ -128,6 +129,14 @@ def health_file(submission: Submission, profile: ClusterProfile) -> dict[str, by
         "srun_options": profile.slurm.srun_options,
     }
     return {f"{FOLDER}/health.json": json.dumps(expected).encode()}
+
+
+def roles_file(submission: Submission, profile: ClusterProfile) -> dict[str, bytes]:
+    """Return the file that describes the run's roles to the supervisor; none for a run of one role."""
+    spec = submission.spec
+    if not spec.other_roles:
+        return {}
+    return {f"{FOLDER}/roles.json": json.dumps(roles_plan(spec, profile, submission.layout)).encode()}
 
 
 def _build_rules_zip(package: Path) -> bytes:

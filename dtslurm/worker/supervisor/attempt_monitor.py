@@ -89,6 +89,9 @@ class AttemptMonitor:
             return {}  # Slurm ends the ranks by itself; ranks that still save may finish
         if supervisor.limit_is_near():
             return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit is near"}
+        role_problem = supervisor.roles.problem() if supervisor.roles is not None else {}
+        if role_problem:
+            return dict(role_problem)
         self.beats.look()
         for name in self.agents.look():
             supervisor.ledger.event("agent_restarted", self.number, node=name)

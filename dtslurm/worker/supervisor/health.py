@@ -275,6 +275,8 @@ def before_training(supervisor: Any) -> Optional[int]:
     requeues = sum(1 for event in ledger.events("decision") if event.get("cause") == "health")
     may_requeue = os.environ.get("SLURM_JOB_ID") is not None
     least_nodes = supervisor.settings.least_nodes
+    if supervisor.roles is not None:
+        least_nodes += sum(role.nodes for role in supervisor.roles.plan.roles)
     decision = decide(reports, earlier_reports, requeues, least_nodes, may_requeue)
     reasons = {report.node: report.why() for report in reports}
     for name in decision.exclude:

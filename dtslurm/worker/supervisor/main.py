@@ -28,6 +28,8 @@ from .files import retry
 from .heartbeat_tree.tree import choose_heartbeats
 from .heartbeats import Heartbeats
 from .ranks import WANTS_REQUEUE
+from .roles.monitor import RoleMonitor
+from .roles.plan import read_plan
 from .step import KILL_AFTER_S, RunningStep
 
 STALE = 87  # exit code when a later start of this job has taken the lease
@@ -53,6 +55,8 @@ class Supervisor:
             script.
         top: the path of the worker program's files.
         lost: nodes that left the job.
+        roles: the roles beside the training, None in a run of one role.
+        attempt_nodes: the nodes of the running attempt.
         longest_pause: seconds of the longest pause of training so far.
         in_doubt: whether Slurm reported a node as not responding at the last check.
         term_at: when Slurm first sent TERM to this job (monotonic clock); None if never.
@@ -71,6 +75,9 @@ class Supervisor:
         self.ledger = Ledger(self.run_dir)
         self.nodes = slurm.hostnames(os.environ.get("SLURM_JOB_NODELIST", ""))
         self.lost: List[str] = []
+        plan = read_plan(self.top)
+        self.roles = RoleMonitor(self, plan) if plan is not None else None
+        self.attempt_nodes: List[str] = []
         self.longest_pause = 0.0
         self.in_doubt = False
         self.term_at: Optional[float] = None
@@ -108,6 +115,12 @@ class Supervisor:
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             # The early signal is for training code. Child processes would inherit SIG_IGN.
             signal.signal(number, lambda _number, _frame: None)
+        try:
+            return self._run_attempts()
+        finally:
+            self._stop_roles()
+
+    def _run_attempts(self) -> int:
         nodes_checked = not self.settings.health_check
         begun_attempts = self._own_attempts() if self.settings.resume else []
         if begun_attempts and not lease.finished(self.run_dir):
@@ -130,6 +143,8 @@ class Supervisor:
                 if code is not None:
                     return code
                 continue  # the run may have been stopped meanwhile, or finished by an earlier start
+            if self.roles is not None:
+                self.roles.begin(resume=self.settings.resume)
             number = retry(self.ledger.begin, SERVER_S)
             if not retry(partial(lease.take, self.run_dir, number), SERVER_S):
                 return STALE
@@ -161,6 +176,10 @@ class Supervisor:
         if history and history[-1].attempt == number:
             return self._act_on_end(history[-1], history[:-1])
         self.say("attempt {} is resumed".format(number))
+        self.attempt_nodes = nodes
+        if self.roles is not None:
+            self.roles.begin(resume=True)
+            self.roles.note_main_start()
         beats = self._receive_heartbeats(number, nodes)
         step = RunningStep(self.run_dir, number, nodes, resume=True)
         monitor = AttemptMonitor(self, step, number, nodes, beats)
@@ -184,12 +203,15 @@ class Supervisor:
 
     def choose(self) -> List[str]:
         """Return the nodes of the next attempt: healthy nodes if there are enough."""
-        healthy = self.healthy()
+        reserved = self.roles.reserved_nodes() if self.roles is not None else []
+        own_nodes = [name for name in self.nodes if name not in reserved]
+        healthy = [name for name in self.healthy() if name not in reserved]
         if len(healthy) >= self.settings.least_nodes:
             return healthy[: self.settings.nodes]
-        unhealthy = [name for name in self.nodes if name not in healthy and name not in self.lost]
-        chosen = set((healthy + unhealthy + self.lost)[: self.settings.nodes])
-        return [name for name in self.nodes if name in chosen]
+        lost = [name for name in self.lost if name not in reserved]
+        unhealthy = [name for name in own_nodes if name not in healthy and name not in lost]
+        chosen = set((healthy + unhealthy + lost)[: self.settings.nodes])
+        return [name for name in own_nodes if name in chosen]
 
     def healthy(self) -> List[str]:
         """Return the nodes of this job that are neither excluded nor lost."""
@@ -204,9 +226,15 @@ class Supervisor:
         self.ledger.note_checkpoints(number)
         if number:
             self.say("attempt {} begins on {}".format(number, ",".join(nodes)))
+        self.attempt_nodes = nodes
+        findings = self._await_roles(number)
+        if findings:
+            return None if findings["cause"] == "stale" else self._record_end(number, 1, findings, None, nodes)
         beats = self._receive_heartbeats(number, nodes)
         for pause in PAUSES_S:
             step = RunningStep(self.run_dir, number, nodes)
+            if self.roles is not None:
+                self.roles.note_main_start()
             monitor = AttemptMonitor(self, step, number, nodes, beats)
             why = monitor.until_the_end()
             if why or not pause or self.term_at is not None or not step.came_too_early():
@@ -214,6 +242,36 @@ class Supervisor:
             self.say("Slurm has not ended the previous step yet; retrying in {:.0f} s".format(pause))
             time.sleep(pause)
         return self._end_step(step, monitor, why)
+
+    def _await_roles(self, number: int) -> Dict[str, Any]:
+        """Wait for the roles that an attempt needs; return the cause that prevents it, empty if it may start."""
+        if self.roles is None:
+            return {}
+        has_begun_before = bool(self._own_attempts()[1:])
+
+        def has_ended() -> bool:
+            return (
+                self.term_at is not None
+                or lease.stopped(self.run_dir)
+                or not lease.holds(self.run_dir, number)
+                or self.limit_is_near()
+            )
+
+        findings = self.roles.await_main_start(is_first=not has_begun_before, has_ended=has_ended)
+        if findings:
+            return findings
+        if not lease.holds(self.run_dir, number):
+            return {"cause": "stale"}
+        if self.term_at is not None or lease.stopped(self.run_dir):
+            return self.from_outside(143) or {"cause": "cancelled", "summary": "the job was ended"}
+        if self.limit_is_near():
+            return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit is near"}
+        os.environ.update(self.roles.variables(), DTSLURM_ROLE=self.roles.plan.main)
+        return {}
+
+    def _stop_roles(self) -> None:
+        if self.roles is not None:
+            self.roles.stop()
 
     def _receive_heartbeats(self, number: int, nodes: List[str]) -> Heartbeats:
         """Return the heartbeats of an attempt that is about to start: its agents look for their receiver."""
@@ -245,6 +303,8 @@ class Supervisor:
             return None
         if findings.get("end"):
             monitor.beats.mark_alive(monitor.failed_at)
+        if findings.get("cause") == "time-limit" and self.roles is not None:
+            self.roles.ignore_ends()
         if findings.get("cause") == "time-limit" and slurm.tell_ranks():
             step.gone_within(SAVE_S)
         code = step.code()
@@ -255,6 +315,8 @@ class Supervisor:
             self._farewells(monitor.beats, number)
         else:
             code = step.finish()
+            if code and self.roles is not None and self.term_at is None:
+                findings = {**self.roles.await_problem(), **findings}  # ranks fail when a server ends
             if step.came_too_late():
                 findings = {**self.from_outside(code, step_refused=True), **findings}
         return self._record_end(number, code, findings, monitor.beats, nodes)
@@ -282,16 +344,21 @@ class Supervisor:
             time.sleep(0.2)
 
     def _record_end(
-        self, number: int, code: int, findings: Dict[str, Any], beats: Heartbeats, nodes: List[str]
+        self, number: int, code: int, findings: Dict[str, Any], beats: Optional[Heartbeats], nodes: List[str]
     ) -> Optional[AttemptEnd]:
-        """Find the cause of an attempt's end and record it; None if another start of the job took over."""
+        """Find the cause of an attempt's end and record it; None if another start of the job took over.
+
+        Args:
+            beats: None if ``findings`` already has the cause.
+        """
+        code = findings.get("exit_code", code)
         ordered_to_end = self.term_at is not None or findings.get("cause") == "time-limit"
         if code and not ordered_to_end and ranks.all_done(self.run_dir, number, self._world_size(nodes)):
             self.say("every rank ended with 0, although Slurm lost the step (exit code {})".format(code))
             code = 0
         if code == 0:
             findings = {"cause": "done", "blame": "unknown", "summary": "every rank ended with 0"}
-        elif not findings.get("cause"):
+        elif not findings.get("cause") and beats is not None:
             if code != WANTS_REQUEUE and ranks.all_saved(self.run_dir, number, self._world_size(nodes)):
                 self.say(
                     "all ranks ended with 85, although Slurm killed the step (exit code {})".format(code)
@@ -545,6 +612,7 @@ class Supervisor:
         return True
 
     def _end(self, code: int) -> int:
+        self._stop_roles()
         secrets.delete_after_end(self.run_dir, os.environ)
         self.ledger.event("ended", lease.holder(self.run_dir), exit_code=code, time=int(time.time()))
         if code and lease.stopped(self.run_dir):

@@ -11,6 +11,7 @@ from .attempts import AttemptEnd
 HOPELESS = {
     "python-exception", "import-error", "nan-loss", "container", "invalid-device", "cpu-build",
     "disk-full", "file-too-large", "gpu-out-of-memory", "host-out-of-memory", "collective-mismatch",
+    "role-failure",
 }  # fmt: skip
 # A restart on another node helps.
 ELSEWHERE = {"node-failure", "gpu-fault", "link-down", "driver-mismatch", "bus-error"}
@@ -20,7 +21,7 @@ SUSPECTED = {"collective-timeout", "rendezvous", "hang"}
 GO_ON = {"checkpointed", "time-limit", "preempted"}
 OVER = {"done", "cancelled"}
 # May not happen again: the cause is unknown or was temporary.
-MAYBE = {"killed", "segfault", "abort", "exit-code", "unknown", "port-in-use"}
+MAYBE = {"killed", "segfault", "abort", "exit-code", "unknown", "port-in-use", "role-restart"}
 
 # --max-restarts counts each kind separately: a broken node uses up none of the restarts after crashes.
 BUDGETS = {"elsewhere": "node faults", "suspected": "hangs and time-outs", "maybe": "crashes"}

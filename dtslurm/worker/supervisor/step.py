@@ -30,13 +30,15 @@ class RunningStep:
         self.run_dir, self.attempt = run_dir, attempt
         self.ranks = os.path.join(run_dir, "ranks", str(attempt))
         self.logs = os.path.join(run_dir, "logs", str(attempt))
+        self._record_path = os.path.join(self.ranks, "step.json")
         self.process: Any = None
         self._agents: List[Any] = []
         if resume:
             self._await_runner()
             return
         os.makedirs(self.ranks, exist_ok=True)
-        command = [sys.executable, RUNNER, run_dir, str(attempt), slurm.join_hostnames(nodes)]
+        command = [sys.executable, RUNNER, self._record_path, os.path.join(self.logs, "step.log")]
+        command += [os.path.join(run_dir, "step.sh"), str(attempt), slurm.join_hostnames(nodes)]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
 
     def _await_runner(self) -> None:
@@ -61,7 +63,7 @@ class RunningStep:
             )
 
     def _read_record(self) -> Dict[str, Any]:
-        return read_object(os.path.join(self.ranks, "step.json"))
+        return read_object(self._record_path)
 
     def code(self) -> Optional[int]:
         """Return the exit code, None while the step runs; 137 if it was killed before it recorded a code."""
@@ -76,8 +78,7 @@ class RunningStep:
 
     def _is_runner(self, pid: Any) -> bool:
         """Return whether a process is the runner of this step, not a later process with the same id."""
-        arguments = (text_of("/proc/{}/cmdline".format(pid)) or "").split("\0")
-        return self.run_dir in arguments and str(self.attempt) in arguments
+        return self._record_path in (text_of("/proc/{}/cmdline".format(pid)) or "").split("\0")
 
     def _is_launcher(self, pid: Optional[int]) -> bool:
         """Return whether a process is the launcher of this step, which may outlive the runner of step.sh."""

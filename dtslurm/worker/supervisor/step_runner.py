@@ -1,8 +1,8 @@
-"""Runs one attempt's ``step.sh`` in a process of its own, which outlives a supervisor that is killed.
+"""Runs the script that starts a step in a process of its own, which outlives a supervisor that is killed.
 
-Run as ``step_runner.py RUN_DIR ATTEMPT NODES``. It copies the output of step.sh to its own output and to the
-attempt's ``step.log``. In ``ranks/ATTEMPT/step.json`` it records its process id, that of step.sh, and the
-exit code. It imports no module of the supervisor, because it is run by its path.
+Run as ``step_runner.py RECORD LOG SCRIPT ARGUMENT...``. It copies the script's output to its own output and
+to LOG. In RECORD it writes its process id, that of the script, and the exit code. It imports no module of the
+supervisor, because it is run by its path.
 """
 
 import collections
@@ -45,16 +45,15 @@ def note(path: str, record: Dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Run step.sh and return its exit code; 128 + N where signal N ended it."""
-    run_dir, attempt, nodes = sys.argv[1:]
-    path = os.path.join(run_dir, "ranks", attempt, "step.json")
+    """Run the script and return its exit code; 128 + N where signal N ended it."""
+    path, log, *command = sys.argv[1:]
     # Slurm sends these signals to every process of the job. Child processes would inherit SIG_IGN.
     for number in _IGNORED_SIGNALS:
         signal.signal(number, lambda _number, _frame: None)
     term_signals: List[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: term_signals.append(number))
     process: Any = subprocess.Popen(
-        ["bash", os.path.join(run_dir, "step.sh"), attempt, nodes],
+        ["bash", *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -65,11 +64,10 @@ def main() -> int:
     record: Dict[str, Any] = {"runner": os.getpid(), "pid": process.pid}
     note(path, record)
     last_lines: Deque[bytes] = collections.deque(maxlen=20)
-    log = os.path.join(run_dir, "logs", attempt, "step.log")
     copier = threading.Thread(target=copy, args=(process.stdout, log, last_lines), daemon=True)
     copier.start()
     code: int = process.wait()
-    copier.join(5.0)  # a background process of step.sh may keep the pipe open
+    copier.join(5.0)  # a background process of the script may keep the pipe open
     code = 128 - code if code < 0 else code
     refusals = {
         "too_early": code != 0 and any(_TOO_EARLY.search(line) for line in last_lines),

@@ -1,0 +1,202 @@
+"""The roles of a run: what runs beside the training of its main role, such as inference servers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
+from typing import Literal
+
+from dtslurm.model.units import Walltime
+from dtslurm.model.values import dataclass
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+PORT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,19}")
+DEFAULT_PORT = "http"
+DEFAULT_WITHIN_S = 600
+DEFAULT_SILENCE_S = 30
+ALONE, WITH_MAIN, NEVER = "alone", "with main", "never"
+# ${role.rollout.urls}, ${role.rollout.ports.weights} and ${port.http} stand for values that are known in the job.
+REFERENCE = re.compile(r"(\$?)\$\{(role|port)\.([^{}]*)\}")
+_ROLE_REFERENCE = re.compile(rf"({NAME.pattern})\.(hosts|urls|ports)(?:\.({PORT_NAME.pattern}))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readiness:
+    """When an instance of a role is ready, and how its health is checked afterwards.
+
+    Attributes:
+        http: the path of a GET request that the instance answers with a status below 400.
+        tcp: true, or the name of the port that accepts connections.
+        line: a regular expression that matches a line of the instance's log.
+        file: a path that exists, relative to the run directory.
+        within: the time limit until the instance is ready.
+        silence: how long an instance that was ready may leave the check unanswered until it is restarted.
+    """
+
+    http: str | None = None
+    tcp: str | None = None
+    line: str | None = None
+    file: str | None = None
+    within: Walltime | None = None
+    silence: Walltime | None = None
+
+    @property
+    def silence_s(self) -> int:
+        """The time without an answer after which an instance is restarted, in seconds."""
+        return DEFAULT_SILENCE_S if self.silence is None else self.silence.seconds
+
+    @property
+    def within_s(self) -> int:
+        """The time limit in seconds."""
+        return DEFAULT_WITHIN_S if self.within is None else self.within.seconds
+
+    @property
+    def by_port(self) -> bool:
+        """Whether the check connects to a port, so that it also shows whether the instance still responds."""
+        return self.http is not None or self.tcp is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleOptions:
+    """The keys of a role that is not the main role.
+
+    Attributes:
+        command: the program and its arguments; no shell interprets them.
+        args: arguments that follow those of ``command``.
+        nodes: the nodes that this role has for itself.
+        on: the role whose nodes this role shares.
+        per: ``node`` starts an instance on each of the role's nodes.
+        instances: the number of instances, distributed over the nodes in turn.
+        gpus: the GPUs of an instance; by default an equal share of its node's GPUs.
+        ports: names of the ports that an instance opens.
+        ready: when an instance is ready; without it, as soon as it has started.
+        metrics: the path of an instance's metrics in Prometheus's text format.
+        restarts: how often an instance may be restarted.
+        restart: ``alone``, ``with main`` to restart the main role as well, or ``never``.
+        after: roles that must be ready first, as ``NAME``, ``NAME ready`` or ``NAME started``.
+        environment: the folder of a virtual environment to activate.
+        setup: shell lines to run before the command.
+        env: variables to set.
+    """
+
+    command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    nodes: int | None = None
+    on: str | None = None
+    per: Literal["node"] | None = None
+    instances: int | None = None
+    gpus: int | None = None
+    ports: tuple[str, ...] | None = None
+    ready: Readiness | None = None
+    metrics: str | None = None
+    restarts: int = 3
+    restart: str = ALONE
+    after: tuple[str, ...] = ()
+    environment: str | None = None
+    setup: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """A role beside the main role, checked.
+
+    Attributes:
+        options: the keys of the role.
+        nodes: the nodes that the role has for itself, 0 if it shares those of ``on``.
+        on: the role whose nodes it shares, empty if it has its own.
+        instances: the number of instances.
+        ports: names of the ports, of which the first is that of the URL.
+        restart: ``alone``, ``with main`` or ``never``.
+        after: (role, ``ready`` or ``started``) for each role that comes first.
+    """
+
+    name: str
+    options: RoleOptions
+    nodes: int
+    on: str
+    instances: int
+    ports: tuple[str, ...]
+    restart: str
+    after: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def ready(self) -> Readiness:
+        """When an instance is ready; without any check, as soon as it has started."""
+        return self.options.ready or Readiness()
+
+    @property
+    def ready_port(self) -> str:
+        """The name of the port that the readiness check connects to."""
+        tcp = self.ready.tcp
+        return tcp if tcp in self.ports else self.ports[0] if self.ports else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """The roles of a run.
+
+    Attributes:
+        main: the name of the main role, whose end ends the run.
+        after: (role, ``ready`` or ``started``) for each role that the main role waits for.
+        others: all roles but the main role, in the order of the file.
+    """
+
+    main: str
+    after: tuple[tuple[str, str], ...] = ()
+    others: tuple[Role, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        """The nodes that the other roles have for themselves."""
+        return sum(role.nodes for role in self.others)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The names of the variables that every role gets."""
+        return ("DTSLURM_ROLE", *(name for role in self.others for name in role_variables(role)))
+
+
+def variable_prefix(name: str) -> str:
+    """Return the common beginning of a role's variables: ``DTSLURM_ROLE_ROLLOUT``."""
+    return "DTSLURM_ROLE_" + name.upper().replace("-", "_")
+
+
+def port_variable(name: str) -> str:
+    """Return the variable that gives an instance its port of this name: ``DTSLURM_PORT_HTTP``."""
+    return f"DTSLURM_PORT_{name.upper()}"
+
+
+def role_variables(role: Role) -> tuple[str, ...]:
+    """Return the names of the variables with the addresses of a role's instances."""
+    prefix = variable_prefix(role.name)
+    by_port = (f"{prefix}_PORTS_{port.upper()}" for port in role.ports)
+    return (f"{prefix}_HOSTS", f"{prefix}_URLS", f"{prefix}_PORTS", *by_port)
+
+
+def reference_variable(kind: str, text: str) -> str | None:
+    """Return the variable that a reference such as ``role.rollout.urls`` stands for; None if it is malformed."""
+    if kind == "port":
+        return port_variable(text) if PORT_NAME.fullmatch(text) else None
+    match = _ROLE_REFERENCE.fullmatch(text)
+    if match is None or (match[3] and match[2] != "ports"):
+        return None
+    return f"{variable_prefix(match[1])}_{match[2].upper()}" + (f"_{match[3].upper()}" if match[3] else "")
+
+
+def referenced_roles(texts: Iterable[str]) -> list[str]:
+    """Return the names of the roles that texts refer to, each once."""
+    matches = (match for text in texts for match in REFERENCE.finditer(text) if not match[1])
+    return list(dict.fromkeys(match[3].partition(".")[0] for match in matches if match[2] == "role"))
+
+
+def referenced_ports(texts: Iterable[str]) -> list[str]:
+    """Return the names of an instance's own ports that texts refer to, each once."""
+    matches = (match for text in texts for match in REFERENCE.finditer(text) if not match[1])
+    return list(dict.fromkeys(match[3] for match in matches if match[2] == "port"))
+
+
+def texts_of(options: RoleOptions) -> Sequence[str]:
+    """Return the texts of a role in which references are replaced."""
+    return (*options.command, *options.args, *options.env.values())

@@ -1,0 +1,93 @@
+"""The scripts that start the instances of roles beside the training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.roles import Role, port_variable
+from dtslurm.model.shell import RawShell, quote_with_job_values
+from dtslurm.render.engine import Engine
+from dtslurm.render.text import wrap
+
+# An instance shares the CPUs, the memory and the GPUs of its node with the other steps there.
+_SHARED = ("--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none")
+
+
+def role_files(
+    engine: Engine,
+    spec: JobSpec,
+    profile: ClusterProfile,
+    values: Mapping[str, object],
+    container_words: Sequence[str],
+) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of the two scripts of each role: the one that starts a step, and that step's task."""
+    for role in spec.other_roles:
+        task = RawShell(f'"$DTSLURM_RUN_DIR/role-{role.name}-task.sh"')
+        srun = ("srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", RawShell('--nodelist="$1"'))
+        words = (*srun, *_SHARED, *profile.slurm.srun_options, *container_words, "bash", task)
+        role_values = {
+            **values,
+            "role": RawShell(role.name),
+            "role_srun": RawShell(wrap(words)),
+            "one_address": profile.scheduler == "local",
+        }
+        yield f"role-{role.name}.sh", engine.render("roles/step.sh.j2", role_values)
+        yield f"role-{role.name}-task.sh", engine.render("roles/task.sh.j2", role_values | _task_values(role))
+
+
+def _task_values(role: Role) -> dict[str, object]:
+    options = role.options
+    command = tuple(quote_with_job_values(word, roles=True) for word in (*options.command, *options.args))
+    port_format = json.dumps({name: "%d" for name in role.ports}).replace('"%d"', "%d")
+    return {
+        "environment": options.environment,
+        "role_setup": tuple(RawShell(line) for line in options.setup),
+        "role_variables": [
+            {"name": RawShell(name), "value": quote_with_job_values(value, roles=True)}
+            for name, value in options.env.items()
+        ],
+        "ports": bool(role.ports),
+        "port_variables": RawShell(" ".join(map(port_variable, role.ports))),
+        "port_names": [RawShell(port_variable(name)) for name in role.ports],
+        "port_format": RawShell(port_format),
+        "role_command": RawShell(wrap(command)),
+    }
+
+
+def roles_plan(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout) -> dict[str, object]:
+    """Return what the supervisor must know about the roles, as a JSON object."""
+    assert spec.roles is not None  # noqa: S101 - the caller has roles
+    return {
+        "schema": 1,
+        "main": spec.roles.main,
+        "main_after": spec.roles.after,
+        "gpus_per_node": layout.gpus_per_node,
+        "roles": [_describe_role(role) for role in spec.roles.others],
+    }
+
+
+def _describe_role(role: Role) -> dict[str, object]:
+    options, ready = role.options, role.ready
+    return {
+        "name": role.name,
+        "nodes": role.nodes,
+        "on": role.on,
+        "instances": role.instances,
+        "per_node": options.instances is None and (role.nodes > 0 or options.per is not None),
+        "gpus": options.gpus,
+        "ports": role.ports,
+        "http": ready.http,
+        "tcp": ready.tcp is not None,
+        "line": ready.line,
+        "file": ready.file,
+        "ready_port": role.ready_port,
+        "within": ready.within_s,
+        "silence": ready.silence_s,
+        "metrics": options.metrics,
+        "restarts": options.restarts,
+        "restart": role.restart,
+        "after": role.after,
+    }

@@ -1,0 +1,192 @@
+"""One instance of a role: a step of the job on one node, which outlives a supervisor that is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+from ...lib.json_records import read_object, whole_number
+from .. import agents
+from ..files import text_of
+from ..step import RUNNER
+from .plan import RolePlan
+
+WAITING, STARTING, READY = "waiting", "starting", "ready"
+UNRESPONSIVE, ENDED, FAILED, REMOVED = "unresponsive", "ended", "failed", "removed"
+ALIVE = (STARTING, READY, UNRESPONSIVE)
+KILL_AFTER_S = 5.0
+
+
+class Instance:
+    """An instance of a role.
+
+    Attributes:
+        slot: the number of the first port of this instance among all ports of the job.
+        node: the node that it runs on, empty before its first start.
+        gpus: the numbers of the GPUs that it may use, empty for all GPUs of the node.
+        start: the number of its current or last start, -1 before the first.
+        restarts: how many of its starts followed a failure.
+        state: one of the constants above.
+        started_at, changed_at: when it was started, and when its state changed (epoch seconds).
+        answered_at: when it last passed its readiness check (monotonic clock).
+        host, ports: its address, as its task has written it; empty while unknown.
+        not_before: when it may start again (monotonic clock).
+        load: running and waiting requests, and requests per second, as far as known.
+    """
+
+    def __init__(self, run_dir: str, role: RolePlan, number: int, slot: int) -> None:
+        self.run_dir, self.role, self.number, self.slot = run_dir, role, number, slot
+        self.name = "{}-{}".format(role.name, number)
+        self.folder = os.path.join(run_dir, "roles", self.name)
+        self.node = ""
+        self.gpus: List[int] = []
+        self.start = -1
+        self.restarts = 0
+        self.state = WAITING
+        self.started_at = self.changed_at = 0.0
+        self.answered_at = self.not_before = 0.0
+        self.host = ""
+        self.ports: Dict[str, int] = {}
+        self.load: Dict[str, float] = {}
+        self.requests: Optional[List[float]] = None
+        self._process: Any = None
+
+    @property
+    def log(self) -> str:
+        """The path of the log of the current start."""
+        return os.path.join(self.folder, "logs", str(self.start), "rank-0.log")
+
+    @property
+    def url(self) -> str:
+        """The URL of the first port, empty while it is unknown or without ports."""
+        names = [name for name in self.role.ports if name in self.ports]
+        return "http://{}:{}".format(self.host, self.ports[names[0]]) if names and self.host else ""
+
+    @property
+    def _record_path(self) -> str:
+        return os.path.join(self.folder, "ranks", str(self.start), "step.json")
+
+    @property
+    def _address_path(self) -> str:
+        return os.path.join(self.folder, "ranks", str(self.start), "address.json")
+
+    def set_state(self, state: str) -> None:
+        """Change the state."""
+        self.state, self.changed_at = state, time.time()
+
+    def begin(self, top: str, node: str, ports: Dict[str, int], port_step: int, env: Dict[str, str]) -> None:
+        """Start the instance on a node.
+
+        Args:
+            top: the path of the supervisor's own files.
+            ports: the port to try first, by name.
+            port_step: the distance to the next port to try.
+            env: the addresses of other roles.
+
+        Raises:
+            OSError: the instance's files cannot be written.
+        """
+        self.start, self.node = self.start + 1, node
+        self.host, self.ports, self.load, self.requests = "", {}, {}, None
+        for kind in ("logs", "ranks"):
+            os.makedirs(os.path.join(self.folder, kind, str(self.start)), exist_ok=True)
+        step_env = dict(agents.step_on(top, node)[1], **env)
+        step_env.update(
+            DTSLURM_ROLE=self.role.name,
+            DTSLURM_ROLE_INSTANCE=str(self.number),
+            DTSLURM_ROLE_LOG=self.log,
+            DTSLURM_ROLE_FILE=self._address_path,
+            DTSLURM_ROLE_GPUS=",".join(map(str, self.gpus)),
+            DTSLURM_PORT_STEP=str(port_step),
+        )
+        for name, port in ports.items():
+            step_env["DTSLURM_PORT_" + name.upper()] = str(port)
+        script = os.path.join(self.run_dir, "role-{}.sh".format(self.role.name))
+        log = os.path.join(os.path.dirname(self.log), "step.log")
+        self.started_at = time.time()
+        self.set_state(STARTING)
+        self.answered_at = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, RUNNER, self._record_path, log, script, node],
+            env=step_env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def adopt(self, values: Dict[str, Any]) -> None:
+        """Take over an instance that a killed supervisor had started, from what it recorded."""
+        self.node, self.start = str(values.get("node") or ""), whole_number(values.get("start")) or 0
+        self.restarts = whole_number(values.get("restarts")) or 0
+        self.started_at = float(values.get("started") or 0.0)
+        state = values.get("state")
+        self.set_state(STARTING if state in ALIVE else str(state or WAITING))
+        self.answered_at = time.monotonic()
+
+    def find_address(self) -> bool:
+        """Return whether the instance's task has begun; its address is known then."""
+        if self.host:
+            return True
+        address = read_object(self._address_path)
+        ports = address.get("ports")
+        if not isinstance(address.get("host"), str) or not isinstance(ports, dict):
+            return False
+        self.host = address["host"]
+        self.ports = {name: port for name, port in ports.items() if whole_number(port)}
+        return True
+
+    def code(self) -> Optional[int]:
+        """Return the exit code, None while the instance runs; 137 if nothing recorded it."""
+        if self._process is not None:
+            code: Optional[int] = self._process.poll()
+            return code if code is None or code >= 0 else 128 - code
+        record = read_object(self._record_path)
+        exit_code = whole_number(record.get("exit_code"))
+        if exit_code is not None:
+            return exit_code
+        arguments = (text_of("/proc/{}/cmdline".format(record.get("runner"))) or "").split("\0")
+        return None if self._record_path in arguments else 128 + signal.SIGKILL
+
+    def terminate(self) -> None:
+        """Ask Slurm to end the instance's step; srun sends KILL to a step that TERM does not end."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the processes that started the step; Slurm then ends the step."""
+        self._signal(signal.SIGKILL)
+        runner = read_object(self._record_path).get("runner")
+        _send(runner or getattr(self._process, "pid", None), signal.SIGKILL)
+
+    def kill_and_wait(self) -> None:
+        """End the instance, and wait a moment until its step is gone."""
+        if self.start < 0 or self.code() is not None:
+            return
+        self.terminate()
+        end = time.monotonic() + KILL_AFTER_S
+        while self.code() is None and time.monotonic() < end:
+            time.sleep(0.1)
+        if self.code() is None:
+            self.kill()
+
+    def _signal(self, number: int) -> None:
+        _send(read_object(self._record_path).get("pid"), number)
+
+    def describe(self) -> Dict[str, Any]:
+        """Return what roles.json states about the instance."""
+        values: Dict[str, Any] = {
+            "instance": self.number, "state": self.state, "node": self.node, "start": self.start,
+            "restarts": self.restarts, "started": round(self.started_at, 1),
+            "changed": round(self.changed_at, 1), "host": self.host, "ports": self.ports, "url": self.url,
+        }  # fmt: skip
+        return dict(values, load=self.load) if self.load else values
+
+
+def _send(pid: Any, number: int) -> None:
+    """Send a signal to a process that may no longer exist."""
+    if isinstance(pid, int):
+        try:
+            os.kill(pid, number)
+        except OSError:
+            return

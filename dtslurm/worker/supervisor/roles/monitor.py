@@ -1,0 +1,539 @@
+"""Keeps the roles of a run alive, in a thread beside the supervisor's loop over attempts."""
+
+import json
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from ...lib.json_records import read_object, whole_number, write_atomically
+from .. import slurm
+from . import cause, probes
+from .instance import (
+    ALIVE,
+    ENDED,
+    FAILED,
+    KILL_AFTER_S,
+    READY,
+    REMOVED,
+    STARTING,
+    UNRESPONSIVE,
+    WAITING,
+    Instance,
+)
+from .plan import NEVER, STARTED, WITH_MAIN, RolePlan, RolesPlan, assign_nodes, first_port
+
+LOOK_S = 0.5
+CHECK_S = 1.0  # between two checks of an instance that is not ready, or does not respond
+HEALTH_S = 5.0  # between two checks of an instance that responds
+LOAD_S = 10.0  # between two looks at the metrics of an instance
+STATE_S = 30.0  # the state is written at least so often
+PROBES = 16  # checks at once
+PAUSES_S = (0.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # before a restart, by the number of restarts so far
+TASK_BEGINS_S = 60.0  # for Slurm to start an instance's step on a node that it considers healthy
+NOTICED_S = 2.0  # for the end of an instance to be noticed
+STATE_FILE, SCALE_FILE = "roles.json", "scale.json"
+
+
+class RoleMonitor:
+    """The roles of one start of a job.
+
+    Attributes:
+        nodes: the nodes of each role, the main role included.
+        instances: the instances of each role, removed ones included.
+        failure: why the run cannot continue, as the findings of an attempt's end; empty if it can.
+        restart_main: why the main role must restart, in the same form; empty if it need not.
+    """
+
+    def __init__(self, supervisor: Any, plan: RolesPlan) -> None:
+        self.supervisor, self.plan = supervisor, plan
+        self.run_dir = supervisor.run_dir
+        self.nodes: Dict[str, List[str]] = {}
+        self.instances: Dict[str, List[Instance]] = {role.name: [] for role in plan.roles}
+        self.failure: Dict[str, Any] = {}
+        self.restart_main: Dict[str, Any] = {}
+        self._roles = {role.name: role for role in plan.roles}
+        self._main_runs = False
+        self._ends = self._stopped = False
+        self._slots = 0
+        self._lock = threading.RLock()
+        self._thread: Optional[threading.Thread] = None
+        self._pool = ThreadPoolExecutor(PROBES)
+        self._checked_at: Dict[str, float] = {}
+        self._load_at = self._written_at = 0.0
+        self._written: Any = None
+        self._scale_stamp: Any = None
+
+    # ---- Called by the supervisor ----
+
+    def begin(self, *, resume: bool) -> None:
+        """Assign the nodes and start to keep the roles alive; ``resume`` takes over running instances."""
+        if self._thread is not None:
+            return
+        supervisor = self.supervisor
+        self.nodes = assign_nodes(
+            self.plan, supervisor.nodes, supervisor.healthy(), supervisor.settings.nodes
+        )
+        for role in self.plan.roles:
+            for _ in range(role.instances or max(1, len(self.nodes[role.name]))):
+                self._add_instance(role)
+        if resume:
+            self._adopt()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def reserved_nodes(self) -> List[str]:
+        """Return the nodes that roles have for themselves, on which no rank may run."""
+        with self._lock:
+            return [name for role in self.plan.roles if role.nodes for name in self.nodes.get(role.name, [])]
+
+    def await_main_start(self, *, is_first: bool, has_ended: Callable[[], bool]) -> Dict[str, Any]:
+        """Wait until the main role may start; return why the run ends instead, empty if it may.
+
+        Args:
+            is_first: it is the first attempt of this job; before a later one, roles that share a process
+                group with the main role are restarted.
+            has_ended: whether the job ends anyway.
+        """
+        with self._lock:
+            self.restart_main = {}
+            self._main_runs = False
+            if not is_first:
+                for instance in self._all():
+                    if instance.role.restart == WITH_MAIN and instance.state in ALIVE:
+                        self._replace(instance)
+        announced = False
+        while not has_ended():
+            if self.failure:
+                return dict(self.failure)
+            missing = [name for name, state in self.plan.main_after if not self._has_reached(name, state)]
+            if not missing:
+                return {}
+            if not announced:
+                announced = True
+                self.supervisor.say("waiting for the roles {}".format(", ".join(missing)))
+            time.sleep(0.1)
+        return {}
+
+    def note_main_start(self) -> None:
+        """Let the roles that come after the main role start."""
+        self._main_runs = True
+
+    def problem(self) -> Dict[str, Any]:
+        """Return why the running attempt must end because of a role, as its findings; empty if it need not."""
+        return dict(self.failure or self.restart_main)
+
+    def await_problem(self) -> Dict[str, Any]:
+        """Return `problem`, after a moment in which the end of an instance is noticed."""
+        end = time.monotonic() + NOTICED_S
+        while time.monotonic() < end and not self.problem():
+            time.sleep(0.1)
+        return self.problem()
+
+    def variables(self) -> Dict[str, str]:
+        """Return the variables with the addresses of all instances that are known."""
+        with self._lock:
+            values: Dict[str, str] = {}
+            for role in self.plan.roles:
+                known = [
+                    instance
+                    for instance in self.instances[role.name]
+                    if instance.host and instance.state in ALIVE
+                ]
+                values[role.prefix + "_HOSTS"] = ",".join(instance.host for instance in known)
+                values[role.prefix + "_URLS"] = ",".join(instance.url for instance in known)
+                for name in role.ports:
+                    ports = ",".join(str(instance.ports.get(name, "")) for instance in known)
+                    values["{}_PORTS_{}".format(role.prefix, name.upper())] = ports
+                values[role.prefix + "_PORTS"] = (
+                    values["{}_PORTS_{}".format(role.prefix, role.ports[0].upper())] if role.ports else ""
+                )
+            return values
+
+    def ignore_ends(self) -> None:
+        """Restart nothing from now on: Slurm ends the processes of the job."""
+        self._ends = True
+
+    def stop(self) -> None:
+        """End all instances, at the end of the run or of this start of the job."""
+        if self._thread is None or self._stopped:
+            return
+        with self._lock:
+            self._ends = self._stopped = True
+            running = [instance for instance in self._all() if instance.start >= 0 and instance.code() is None]
+            for instance in running:
+                instance.terminate()
+        _wait_for_ends(running, KILL_AFTER_S)
+        for instance in running:
+            if instance.code() is None:
+                instance.kill()
+        for instance in self._all():
+            if instance.state in ALIVE:
+                instance.set_state(ENDED)
+        self._write_state()
+        self._pool.shutdown(wait=False)
+
+    # ---- The loop ----
+
+    def _run(self) -> None:
+        while not self._ends:
+            try:
+                self._look()
+            except Exception as error:  # noqa: BLE001 - the supervisor must learn of a broken monitor
+                self._fail_monitor(error)
+                return
+            time.sleep(LOOK_S)
+
+    def _fail_monitor(self, error: Exception) -> None:
+        text = "the roles are no longer monitored: {!r}".format(error)
+        self.supervisor.say(text)
+        self.failure = {"cause": "role-failure", "blame": "unknown", "summary": text, "exit_code": 1}
+
+    def _look(self) -> None:
+        if self.supervisor.term_at is not None:
+            return  # Slurm ends all processes of the job
+        with self._lock:
+            if self._ends:
+                return
+            self._scale()
+            for instance in self._all():
+                if instance.state in ALIVE and instance.code() is not None:
+                    self._note_end(instance)
+            for instance in self._all():
+                if instance.state == WAITING and self._may_start(instance):
+                    self._start(instance)
+        due = [instance for instance in self._all() if self._is_check_due(instance)]
+        results = list(self._pool.map(self._probe, due))
+        with self._lock:
+            if self._ends:
+                return
+            for instance, passed in zip(due, results):
+                self._note_check(instance, passed)
+            self._read_loads()
+            self._write_state()
+
+    def _all(self) -> List[Instance]:
+        return [instance for role in self.plan.roles for instance in self.instances[role.name]]
+
+    def _add_instance(self, role: RolePlan) -> Instance:
+        instance = Instance(self.run_dir, role, len(self.instances[role.name]), self._slots)
+        self._slots += max(1, len(role.ports))
+        self.instances[role.name].append(instance)
+        return instance
+
+    def _has_reached(self, name: str, state: str) -> bool:
+        """Return whether all instances of a role are ready, or have started."""
+        if name == self.plan.main:
+            return self._main_runs
+        wanted = [instance for instance in self.instances[name] if instance.state != REMOVED]
+        if state == STARTED:
+            return all(instance.host or instance.state == ENDED for instance in wanted)
+        return all(instance.state in (READY, ENDED) for instance in wanted)
+
+    def _may_start(self, instance: Instance) -> bool:
+        return time.monotonic() >= instance.not_before and all(
+            self._has_reached(name, state) for name, state in instance.role.after
+        )
+
+    # ---- Starts ----
+
+    def _start(self, instance: Instance) -> None:
+        node = self._choose_node(instance)
+        if not node:
+            self._fail(instance, "node-failure", "no node is left for it")
+            return
+        instance.gpus = self._choose_gpus(instance, node)
+        step = sum(max(1, len(role.ports)) * len(self.instances[role.name]) for role in self.plan.roles)
+        first = {
+            name: instance.ports.get(name) or first_port(os.environ.get("SLURM_JOB_ID", ""), instance.slot + index)
+            for index, name in enumerate(instance.role.ports)
+        }
+        try:
+            instance.begin(self.supervisor.top, node, first, step, self.variables())
+        except OSError as error:
+            instance.not_before = time.monotonic() + PAUSES_S[2]
+            self.supervisor.say("{} cannot be started yet: {}".format(instance.name, error))
+            return
+        self._event(instance, "role_started", restarts=instance.restarts)
+
+    def _choose_node(self, instance: Instance) -> str:
+        """Return the node of the next start: the same as before if it is healthy, else a spare node."""
+        role = instance.role
+        healthy = self.supervisor.healthy()
+        own = self.nodes[role.name]
+        if instance.node in healthy and instance.node in own:
+            return instance.node
+        usable = [name for name in own if name in healthy] or (own if not instance.node else [])
+        taken = [other.node for other in self.instances[role.name] if other is not instance and other.state in ALIVE]
+        free = [name for name in usable if taken.count(name) < self._per_node(role)]
+        if free:
+            return min(free, key=taken.count)
+        spare = self._spare_nodes(healthy) if role.nodes else []
+        if spare:
+            self.nodes[role.name] = [name for name in own if name in healthy] + [spare[0]]
+            return spare[0]
+        return min(usable, key=taken.count) if usable and role.gpus is None else ""
+
+    def _per_node(self, role: RolePlan) -> int:
+        """Return how many instances of a role one of its nodes is meant for."""
+        count = sum(instance.state != REMOVED for instance in self.instances[role.name])
+        return -(-count // max(1, len(self.nodes[role.name])))
+
+    def _spare_nodes(self, healthy: Sequence[str]) -> List[str]:
+        used = {name for names in self.nodes.values() for name in names}
+        used.update(self.supervisor.attempt_nodes)
+        return [name for name in healthy if name not in used]
+
+    def _choose_gpus(self, instance: Instance, node: str) -> List[int]:
+        """Return the GPUs of an instance; empty if it may use all GPUs of its node.
+
+        Instances on nodes of their role count from the first GPU, those beside ranks from the last, because
+        the ranks of a node use the first ones.
+        """
+        total, role = self.plan.gpus_per_node, instance.role
+        per_node = self._per_node(role)
+        if not total or role.gpus == 0 or (role.gpus is None and (per_node == 1 or role.on)):
+            return []
+        share = max(1, total // per_node) if role.gpus is None else role.gpus
+        taken = {
+            number
+            for other in self._all()
+            if other is not instance and other.node == node and other.state in ALIVE
+            for number in other.gpus
+        }
+        numbers = range(total - 1, -1, -1) if role.on == self.plan.main else range(total)
+        return sorted([number for number in numbers if number not in taken][:share])
+
+    def _adopt(self) -> None:
+        """Take over the instances of a supervisor that was killed."""
+        for state in read_object(os.path.join(self.run_dir, STATE_FILE)).get("roles") or []:
+            name = state.get("name")
+            for values in state.get("instances") or []:
+                number = whole_number(values.get("instance"))
+                if name not in self.instances or number is None or number < 0 or number > 10000:
+                    continue
+                while len(self.instances[name]) <= number:
+                    self._add_instance(self._roles[name])
+                if (whole_number(values.get("start")) or 0) >= 0:
+                    self.instances[name][number].adopt(values)
+            if name in self.instances and state.get("nodes"):
+                self.nodes[name] = [str(node) for node in state["nodes"]]
+
+    # ---- Checks ----
+
+    def _is_check_due(self, instance: Instance) -> bool:
+        if instance.state not in ALIVE or (instance.state == READY and not instance.role.is_server):
+            return False
+        pause = HEALTH_S if instance.state == READY else CHECK_S
+        return time.monotonic() - self._checked_at.get(instance.name, -pause) >= pause
+
+    def _probe(self, instance: Instance) -> bool:
+        self._checked_at[instance.name] = time.monotonic()
+        return instance.find_address() and probes.is_ready(
+            instance.role, instance.host, instance.ports, instance.log, self.run_dir
+        )
+
+    def _note_check(self, instance: Instance, passed: bool) -> None:
+        now = time.monotonic()
+        if instance.state not in ALIVE or instance.code() is not None:
+            return
+        if passed:
+            instance.answered_at = now
+            if instance.state != READY:
+                was_starting = instance.state == STARTING
+                instance.set_state(READY)
+                if was_starting:
+                    self._event(instance, "role_ready", seconds=round(time.time() - instance.started_at, 1))
+            return
+        role, age = instance.role, time.time() - instance.started_at
+        if instance.state == STARTING:
+            if not instance.host and age > TASK_BEGINS_S:
+                self._end_and_restart(instance, "node-failure", "Slurm did not start its step")
+            elif age > role.within_s:
+                text = "it was not ready within {:.0f} s".format(role.within_s)
+                instance.kill_and_wait()
+                self._fail(instance, "not-ready", text)
+            return
+        if instance.state == READY:
+            instance.set_state(UNRESPONSIVE)
+        if now - instance.answered_at > role.silence_s:
+            text = "it did not respond for {:.0f} s".format(now - instance.answered_at)
+            self._end_and_restart(instance, "unresponsive", text)
+
+    def _end_and_restart(self, instance: Instance, why: str, summary: str) -> None:
+        instance.kill_and_wait()
+        self._consider_restart(instance, {"cause": why, "summary": summary, "hopeless": False})
+
+    # ---- Ends ----
+
+    def _note_end(self, instance: Instance) -> None:
+        code = instance.code() or 0
+        instance.find_address()
+        cause.record_end(instance.folder, instance.start, instance.node, instance.started_at, code)
+        if code == 0 and not instance.role.is_server:
+            instance.set_state(ENDED)
+            self._event(instance, "role_ended", exit_code=0)
+            return
+        if self.supervisor.term_at is not None or self._ends:
+            return
+        if code == 0:
+            findings = {"cause": "exit-code", "summary": "it ended with 0", "hopeless": False}
+        else:
+            pythons = [self.supervisor.settings.python]
+            findings = cause.find_cause(self.supervisor.top, instance.folder, instance.start, code, pythons)
+        self._consider_restart(instance, findings, code)
+
+    def _consider_restart(self, instance: Instance, findings: Dict[str, Any], code: Optional[int] = None) -> None:
+        """Restart an instance, or its role with the main role, or end the run."""
+        role = instance.role
+        lost = [name for name, state in slurm.bad_nodes([instance.node]).items() if slurm.is_lost(state)]
+        if lost:
+            summary = "node {} is lost".format(instance.node)
+            findings = {"cause": "node-failure", "summary": summary, "hopeless": False}
+        if findings["cause"] == "node-failure" and instance.node:
+            self.supervisor.exclude(instance.node, findings["summary"])
+        self._event(
+            instance, "role_ended", exit_code=code, cause=findings["cause"], summary=findings["summary"]
+        )
+        if findings["hopeless"] or role.restart == NEVER or instance.restarts >= role.restarts:
+            reasons = {True: "a restart would end the same way"}
+            reason = reasons.get(findings["hopeless"]) or (
+                "all {} restarts are used up".format(role.restarts)
+                if role.restarts and role.restart != NEVER
+                else "no restart is allowed"
+            )
+            self._fail(instance, findings["cause"], findings["summary"], reason=reason, code=code)
+            return
+        instance.not_before = time.monotonic() + PAUSES_S[min(instance.restarts, len(PAUSES_S) - 1)]
+        instance.restarts += 1
+        instance.set_state(WAITING)
+        self.supervisor.say(
+            "{} on {} is restarted: {}".format(instance.name, instance.node, findings["summary"])
+        )
+        if role.restart == WITH_MAIN and self._main_runs:
+            self.restart_main = {
+                "cause": "role-restart",
+                "blame": "unknown",
+                "summary": "{} ended ({}), and the main role restarts with it".format(
+                    instance.name, findings["summary"]
+                ),
+            }
+
+    def _replace(self, instance: Instance) -> None:
+        """End an instance so that the loop starts it again, without counting a restart."""
+        instance.kill_and_wait()
+        instance.set_state(WAITING)
+
+    def _fail(
+        self, instance: Instance, why: str, summary: str, *, reason: str = "", code: Optional[int] = None
+    ) -> None:
+        """End the run because of an instance that cannot come back."""
+        instance.set_state(FAILED)
+        text = "{}{}: {}".format(
+            instance.name, " on {}".format(instance.node) if instance.node else "", summary
+        )
+        last_lines = cause.read_last_lines(instance.folder, instance.start) if instance.start >= 0 else []
+        self._event(
+            instance, "role_failed", cause=why, summary=summary, reason=reason, lines=last_lines,
+            log=os.path.relpath(instance.log, self.run_dir),
+        )  # fmt: skip
+        self.supervisor.say("role {}{}".format(text, "; " + reason if reason else ""))
+        for line in last_lines:
+            self.supervisor.say("  {}".format(line))
+        if not self.failure:
+            self.failure = {
+                "cause": "role-failure", "blame": "unknown", "node": instance.node or None,
+                "summary": text, "advice": reason, "exit_code": code or 1,
+            }  # fmt: skip
+
+    # ---- Scale, load and state ----
+
+    def _scale(self) -> None:
+        """Change the number of instances as ``dtslurm scale`` requested."""
+        path = os.path.join(self.run_dir, SCALE_FILE)
+        try:
+            stamp = os.stat(path).st_mtime_ns, os.stat(path).st_ino
+        except OSError:
+            return
+        if stamp == self._scale_stamp:
+            return
+        self._scale_stamp = stamp
+        for name, value in read_object(path).items():
+            count = whole_number(value)
+            if name in self.instances and count is not None and 0 <= count <= 10000:
+                self._scale_role(self._roles[name], count)
+
+    def _scale_role(self, role: RolePlan, count: int) -> None:
+        instances = self.instances[role.name]
+        active = [instance for instance in instances if instance.state != REMOVED]
+        for instance in active[count:]:
+            instance.kill_and_wait()
+            instance.set_state(REMOVED)
+        room = len(self._spare_nodes(self.supervisor.healthy())) if role.nodes else 0
+        limit = len(active) + room if role.nodes and role.per_node else count
+        for _ in range(len(active), min(count, limit)):
+            removed = [instance for instance in instances if instance.state == REMOVED]
+            instance = removed[0] if removed else self._add_instance(role)
+            if role.nodes and role.per_node:
+                self.nodes[role.name] = [*self.nodes[role.name], *self._spare_nodes(self.supervisor.healthy())[:1]]
+            instance.restarts = 0
+            instance.set_state(WAITING)
+        reached = min(count, limit)
+        if reached != len(active) or reached != count:
+            self.supervisor.ledger.event(
+                "role_scaled", role=role.name, instances=reached, requested=count,
+                reason="" if reached == count else "no other node of the allocation is free",
+            )  # fmt: skip
+
+    def _read_loads(self) -> None:
+        now = time.monotonic()
+        if now - self._load_at < LOAD_S:
+            return
+        self._load_at = now
+        for instance in self._all():
+            role = instance.role
+            if role.metrics is None or instance.state != READY:
+                continue
+            load = probes.read_load(instance.host, instance.ports.get(role.ready_port), role.metrics)
+            requests = load.pop("requests", None)
+            if requests is not None:
+                if instance.requests is not None and now > instance.requests[0]:
+                    rate = (requests - instance.requests[1]) / (now - instance.requests[0])
+                    load["requests_per_s"] = round(max(0.0, rate), 2)
+                instance.requests = [now, requests]
+            instance.load = load
+
+    def _write_state(self) -> None:
+        roles = [
+            {
+                "name": role.name,
+                "nodes": self.nodes.get(role.name, []),
+                "restarts": role.restarts,
+                "instances": [instance.describe() for instance in self.instances[role.name]],
+            }
+            for role in self.plan.roles
+        ]
+        now = time.monotonic()
+        if roles == self._written and now - self._written_at < STATE_S:
+            return
+        document = {"schema": 1, "main": self.plan.main, "time": round(time.time(), 1), "roles": roles}
+        try:
+            write_atomically(
+                os.path.join(self.run_dir, STATE_FILE), json.dumps(document) + "\n", sync=False
+            )
+        except OSError:
+            return  # the disk may be full for a moment
+        self._written, self._written_at = json.loads(json.dumps(roles)), now
+
+    def _event(self, instance: Instance, name: str, **values: Any) -> None:
+        self.supervisor.ledger.event(
+            name, role=instance.role.name, instance=instance.number, node=instance.node,
+            start=instance.start, **values,
+        )  # fmt: skip
+
+
+def _wait_for_ends(instances: Sequence[Instance], patience_s: float) -> None:
+    end = time.monotonic() + patience_s
+    while any(instance.code() is None for instance in instances) and time.monotonic() < end:
+        time.sleep(0.1)
