@@ -236,7 +236,7 @@ def find_rule_conflicts(spec: JobSpec, profile: ClusterProfile, layout: TaskLayo
         scope = f"partition {partition}" if limits.max_nodes else f"cluster {profile.name}"
         spare_text = f" and --spare-nodes {spec.spare_nodes}" if spec.spare_nodes else ""
         role_nodes = spec.extra_nodes - spec.spare_nodes
-        role_text = f" and {pluralize(role_nodes, 'node')} of other roles" if role_nodes else ""
+        role_text = f" and {role_nodes} for other roles" if role_nodes else ""
         problems.append(f"--nodes {layout.nodes}{spare_text}{role_text}: {scope} allows at most {max_nodes}")
     return problems
 

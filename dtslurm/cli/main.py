@@ -42,6 +42,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "List, pin and download checkpoints and results.",
     ),
     "cancel": ("dtslurm.cli.commands.control:cancel", "Cancel runs."),
+    "scale": (
+        "dtslurm.cli.commands.scale:scale",
+        "Change the number of instances of roles.",
+    ),
     "requeue": ("dtslurm.cli.commands.control:requeue", "Requeue runs under the same job id."),
     "resubmit": (
         "dtslurm.cli.commands.resubmit:resubmit",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from dtslurm import assets
@@ -93,8 +93,8 @@ def _find_main(entry: MappingEntry, tables: Mapping[str, Table], problems: list[
     if problems and not names:
         return None  # the main role may be the one that could not be read
     message = (
-        f"{' and '.join(names)} are both main roles, as both have a script: the main role runs it, all others "
-        "have a command"
+        f"{' and '.join(names)} are main roles, as each has a script: only one may have a script, and all "
+        "others have a command"
         if names
         else "no role is the main role: one role needs a script, and its end ends the run"
     )
@@ -283,9 +283,7 @@ class _Checker:
             return text
         if text in {roles.WITH_MAIN, f"with {self._tables.main}"}:
             return roles.WITH_MAIN
-        self.report(
-            name, "restart", f"should be alone, with {self._tables.main} or never, not {text!r}"
-        )
+        self.report(name, "restart", f"should be alone, with {self._tables.main} or never, not {text!r}")
         return roles.ALONE
 
     def _read_after(self, name: str, texts: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -324,7 +322,7 @@ class _Checker:
             self.report(name, "after", f"the roles wait for each other: {cycle}")
 
     def check_references(
-        self, name: str, key: str, texts: tuple[str, ...], others: Mapping[str, Role], ports: tuple[str, ...]
+        self, name: str, key: str, texts: Sequence[str], others: Mapping[str, Role], ports: tuple[str, ...]
     ) -> None:
         """Record references to roles and ports that do not exist."""
         for text in texts:

@@ -38,6 +38,7 @@ from dtslurm.diagnose.peer_failures import find_first_weak_end, judge_peer_failu
 from dtslurm.diagnose.ranks_apart import FIX, find_ranks_apart
 from dtslurm.diagnose.reasons import EXCEPTION, Classifier, Reason, signal_of
 from dtslurm.diagnose.recorded import find_observed_verdict, find_recorded_verdict, judge_checkpointed_ranks
+from dtslurm.diagnose.role_failures import judge_role_failure
 from dtslurm.diagnose.setup import add_setup_failures
 from dtslurm.diagnose.space import add_full_disk
 from dtslurm.diagnose.supervisor_faults import batch_script_killed, with_stopped_supervisor
@@ -79,6 +80,9 @@ def _adapt_advice(facts: JobFacts, advice: str) -> str:
 def _decide(context: FailureContext) -> Verdict:
     if context.facts.state == "COMPLETED" and not context.of_kind("cause", "weak"):
         return Verdict(cause="none", summary="the job did not fail", blame="unknown")
+    role_verdict = judge_role_failure(context.findings.events, context.facts)
+    if role_verdict is not None:
+        return role_verdict
     killed_verdict = batch_script_killed(context)
     if killed_verdict is not None:
         return killed_verdict

@@ -9,6 +9,7 @@ from typing import Any
 
 from dtslurm.logs.frames import SENDER, protocol_error
 from dtslurm.model.jobs.job import LogLine
+from dtslurm.model.jobs.roles import NAME
 from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.worker.logtail.files import CHECKED
@@ -22,8 +23,11 @@ class LogFile:
     """One log file of a run.
 
     Attributes:
-        kind: ``batch``, ``node`` (the launcher's output on a node), ``rank``, ``events`` or ``metrics``.
-        number: the number of the rank or node.
+        kind: ``batch``, ``node`` (the launcher's output on a node), ``rank``, ``role``, ``events`` or
+            ``metrics``.
+        number: the number of the rank, the node, or the instance of a role.
+        attempt: the attempt, or the start of an instance of a role.
+        task: the array task; the name of the role for the output of a role.
     """
 
     kind: str
@@ -39,17 +43,19 @@ class LogFile:
             TransportError: the description is invalid.
         """
         kind, task = values.get("kind"), values.get("task")
-        if kind not in ("batch", "node", "rank", "events", "metrics"):
+        if kind not in ("batch", "node", "rank", "role", "events", "metrics"):
             raise protocol_error(f"a file of an unknown kind: {values}"[:200])
         number, attempt = (answers.read_whole(values, key, SENDER) for key in ("number", "attempt"))
-        if not (task is None or (isinstance(task, str) and _TASK.fullmatch(task))):
+        pattern = NAME if kind == "role" else _TASK
+        if not ((task is None and kind != "role") or (isinstance(task, str) and pattern.fullmatch(task))):
             raise protocol_error(f"a file of no task: {values}"[:200])
         return cls(kind, number, attempt, task)
 
     @property
     def source(self) -> str:
-        """The prefix of the file's lines: the rank's number, ``node0`` or ``batch``."""
-        return {"rank": str(self.number), "node": f"node{self.number}"}.get(self.kind, self.kind)
+        """The prefix of the file's lines: the number of the rank or instance, ``node0`` or ``batch``."""
+        number = str(self.number)
+        return {"rank": number, "node": f"node{number}", "role": number}.get(self.kind, self.kind)
 
     @property
     def rank(self) -> int | None:

@@ -23,7 +23,7 @@ def role_files(
     values: Mapping[str, object],
     container_words: Sequence[str],
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of the two scripts of each role: the one that starts a step, and that step's task."""
+    """Yield (name, text) of the two scripts of each role: one that starts a step, and that step's task."""
     for role in spec.other_roles:
         task = RawShell(f'"$DTSLURM_RUN_DIR/role-{role.name}-task.sh"')
         srun = ("srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", RawShell('--nodelist="$1"'))
@@ -41,7 +41,7 @@ def role_files(
 def _task_values(role: Role) -> dict[str, object]:
     options = role.options
     command = tuple(quote_with_job_values(word, roles=True) for word in (*options.command, *options.args))
-    port_format = json.dumps({name: "%d" for name in role.ports}).replace('"%d"', "%d")
+    port_format = json.dumps(dict.fromkeys(role.ports, "%d")).replace('"%d"', "%d")
     return {
         "environment": options.environment,
         "role_setup": tuple(RawShell(line) for line in options.setup),

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dtslurm.train.checkpoint import Checkpointer, CheckpointFailed, Restored
 from dtslurm.train.loader import Loader, ShardedBatchSampler
 from dtslurm.train.place import RankInfo, find_place
+from dtslurm.train.roles import Role, RoleInstance
 from dtslurm.train.run_files import RunFiles, StaleAttempt
 from dtslurm.train.session import Leave, Session, session
 from dtslurm.train.shards import samples, shards, staged
@@ -29,6 +30,8 @@ __all__ = [
     "Loader",
     "RankInfo",
     "Restored",
+    "Role",
+    "RoleInstance",
     "RunFiles",
     "Session",
     "ShardedBatchSampler",

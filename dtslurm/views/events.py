@@ -77,8 +77,11 @@ def _is_bad(name: str, event: Event) -> bool:
         return event.get("exit_code") not in _SUCCESS_CODES
     if name in {"health", "onward"}:
         return event.get("ok", event.get("done")) is False
+    if name == "role_ended":
+        return event.get("cause") is not None
     return name in {
         "hang",
+        "role_failed",
         "supervisor_killed",
         "supervisor_stopped",
         "not_distributed",
@@ -219,6 +222,21 @@ def _describe_requeue(event: Event) -> str:
     return text + (f": {detail}" if detail else "")
 
 
+def _describe_role_end(event: Event) -> str:
+    code = event.get("exit_code")
+    code_text = "" if code is None else f" with exit code {_to_text(code)}"
+    summary = _text_or_empty(event.get("summary"))
+    name = f"{_to_text(event.get('role'))}-{_to_text(event.get('instance'))}"
+    return f"{name} on {_to_text(event.get('node'))} ended{code_text}" + (f": {summary}" if summary else "")
+
+
+def _describe_role_failure(event: Event) -> str:
+    reason = _text_or_empty(event.get("reason"))
+    name = f"{_to_text(event.get('role'))}-{_to_text(event.get('instance'))}"
+    text = f"{name} on {_to_text(event.get('node'))} cannot come back: {_to_text(event.get('summary'))}"
+    return text + (f"; {reason}" if reason else "")
+
+
 def _make_formatter(template: str) -> Callable[[Event], str]:
     """Return a function that inserts an event's values into a template: ``checkpoint at step {step}``."""
     return lambda event: template.format_map(_EventTexts(event))
@@ -254,6 +272,13 @@ _DESCRIPTIONS: Mapping[str, Callable[[Event], str]] = {
         "the supervisor (process {pid} on {node}) is stopped: the ranks are not monitored"
     ),
     "supervisor_continued": _make_formatter("the supervisor (process {pid} on {node}) continues"),
+    "role_started": _make_formatter("{role}-{instance} starts on {node}"),
+    "role_ready": _make_formatter("{role}-{instance} is ready after {seconds} s"),
+    "role_ended": _describe_role_end,
+    "role_failed": _describe_role_failure,
+    "role_scaled": _make_formatter(
+        "the role {role} has {instances} instances now, {requested} were requested"
+    ),
     "restart": _make_formatter("restarted"),
     "cancel": _make_formatter("cancelled by you"),
     "requeue": _make_formatter("requeued by you"),

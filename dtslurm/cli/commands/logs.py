@@ -17,16 +17,19 @@ from dtslurm.logs.stamps import point_in_time
 from dtslurm.model.jobs.job import JobRecord, LogLine
 from dtslurm.presentation.node_sets import fold_nodes
 from dtslurm.services.logs.logs import LogFilter, follow, read
+from dtslurm.services.runs.roles import role_names
 from dtslurm.services.runs.runs import find
 from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.runs.tasks import select_task_view, task_of
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
+from dtslurm.suggestions import suggest_name
 
 
 @click.command()
 @click.option("-f", "--follow", "following", is_flag=True, help="Follow the output until the run ends.")
 @click.option("--rank", "ranks", metavar="SET", help="Show only these ranks, such as 0,3-7.")
+@click.option("--role", "roles", metavar="NAMES", help="Show only these roles, such as rollout,judge.")
 @click.option("--node", metavar="HOSTS", help="Show only ranks of these nodes, such as gpu[01-04].")
 @click.option("--grep", metavar="REGEX", help="Show only lines that match.")
 @click.option(
@@ -50,6 +53,7 @@ from dtslurm.store.rundir import RunDir
 def logs(
     following: bool,
     ranks: str | None,
+    roles: str | None,
     node: str | None,
     grep: str | None,
     attempt: int | None,
@@ -68,6 +72,7 @@ def logs(
         output.note(f"the newest run: job {record.job_id} ({record.name})")
     record = _require_job(context, record)
     log_filter = LogFilter(
+        roles=_parse_roles(record, roles, ranks or node),
         ranks=_parse_ranks(ranks),
         nodes=_parse_nodes(node),
         grep=_compile_pattern(grep),
@@ -195,6 +200,30 @@ def _parse_ranks(text: str | None) -> tuple[tuple[int, int], ...] | None:
             raise RequestInvalid([f"--rank {text!r}: write ranks and ranges like 0,3-7"])
         ranges.append((int(match[1]), int(match[2] or match[1])))
     return tuple(ranges)
+
+
+def _parse_roles(record: JobRecord, text: str | None, other_filter: str | None) -> frozenset[str] | None:
+    """Return the names of the roles whose output to show, None for the output of the main role.
+
+    Raises:
+        RequestInvalid: the run has no such role, or the selection contradicts another one.
+    """
+    if text is None:
+        return None
+    if other_filter is not None:
+        raise RequestInvalid(
+            ["--role shows instances of roles, and --rank and --node select ranks: give one"]
+        )
+    main, others = role_names(record)
+    names = [name for name in text.split(",") if name]
+    if names == [main]:
+        return None
+    if not others:
+        raise RequestInvalid([f"--role {text}: the run has only one role"])
+    for name in names:
+        if name not in others:
+            raise RequestInvalid([f"--role {name}: the run has no such role{suggest_name(name, others)}"])
+    return frozenset(names)
 
 
 def _parse_nodes(text: str | None) -> frozenset[str] | None:

@@ -196,6 +196,7 @@ def _json_values(context: Context, view: RunView, *, in_full: bool) -> dict[str,
 
         run_history = history(context, view)
         values |= {"attempts": run_history.attempts, "events": run_history.events}
+        values |= {"roles": run_history.roles} if run_history.roles else {}
         values["durations"] = duration_values(view, context.clock())
         values["activity"] = add_activity([view], context.clock())[0].activities
     return values

@@ -13,6 +13,7 @@ from dtslurm.diagnose.supervisor_events import find_stopped_supervisor
 from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
 from dtslurm.presentation.node_sets import fold_nodes
 from dtslurm.presentation.quantities import duration
+from dtslurm.presentation.roles import describe_role
 from dtslurm.presentation.states import STALLED
 from dtslurm.services.runs.changed_script import describe_changed_script
 from dtslurm.services.runs.queued_jobs import UNREADABLE, cancel_command
@@ -245,6 +246,10 @@ def _iterate_facts(view: RunView, history: History, now: float, job: str | None)
     changed_attempts = [attempt.number for attempt in history.attempts if attempt.script_changed]
     yield "note", describe_changed_script(record, changed_attempts)
     yield "ranks", f"{record.world_size} by {record.launcher}" if record.launcher else str(record.world_size)
+    label = "roles"
+    for role in history.roles:
+        yield label, f"{role.name}: {describe_role(role, has_ended=view.terminal)}"
+        label = ""
     limit = view.time_limit
     if limit is not None:
         yield "limit", duration(limit)

@@ -84,7 +84,7 @@ class JobSpec(JobSettings):
 
     @property
     def extra_nodes(self) -> int:
-        """The nodes of the allocation on which no rank runs at first: spare nodes, and those of other roles."""
+        """The further nodes of the allocation: spare nodes, and those of other roles."""
         return self.spare_nodes + sum(role.nodes for role in self.other_roles)
 
     @property

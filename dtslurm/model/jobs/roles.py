@@ -16,7 +16,7 @@ DEFAULT_PORT = "http"
 DEFAULT_WITHIN_S = 600
 DEFAULT_SILENCE_S = 30
 ALONE, WITH_MAIN, NEVER = "alone", "with main", "never"
-# ${role.rollout.urls}, ${role.rollout.ports.weights} and ${port.http} stand for values that are known in the job.
+# ${role.rollout.urls}, ${role.rollout.ports.weights} and ${port.http} stand for values known only in the job.
 REFERENCE = re.compile(r"(\$?)\$\{(role|port)\.([^{}]*)\}")
 _ROLE_REFERENCE = re.compile(rf"({NAME.pattern})\.(hosts|urls|ports)(?:\.({PORT_NAME.pattern}))?")
 
@@ -176,7 +176,7 @@ def role_variables(role: Role) -> tuple[str, ...]:
 
 
 def reference_variable(kind: str, text: str) -> str | None:
-    """Return the variable that a reference such as ``role.rollout.urls`` stands for; None if it is malformed."""
+    """Return the variable for a reference such as ``role.rollout.urls``; None if it is malformed."""
     if kind == "port":
         return port_variable(text) if PORT_NAME.fullmatch(text) else None
     match = _ROLE_REFERENCE.fullmatch(text)

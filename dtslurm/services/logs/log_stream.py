@@ -39,6 +39,7 @@ class LogRequest:
         array: whether the run has array tasks.
         task: the only array task to read; None for all.
         kinds: kinds of log files, see `LogFile`.
+        roles: roles to read, if ``role`` is one of the kinds.
         ranks: ranges of ranks; None for all.
         nodes: read only ranks on these hosts; None for all.
         attempt: the only attempt to read; None for the latest and later ones.
@@ -52,6 +53,7 @@ class LogRequest:
     array: bool = False
     task: str | None = None
     kinds: frozenset[str] = frozenset({"batch", "node", "rank"})
+    roles: frozenset[str] | None = None
     ranks: tuple[tuple[int, int], ...] | None = None
     nodes: frozenset[str] | None = None
     attempt: int | None = None
@@ -67,6 +69,7 @@ class LogRequest:
             "array": self.array,
             "task": self.task,
             "kinds": sorted(self.kinds),
+            "roles": None if self.roles is None else sorted(self.roles),
             "ranks": self.ranks,
             "nodes": None if self.nodes is None else sorted(self.nodes),
             "attempt": self.attempt,
@@ -244,7 +247,7 @@ class LogStream:
     def _first_attempts_by_task(self) -> dict[str, int]:
         first_attempts = dict(self._first)
         for assembler in self._files.values():
-            if assembler.file.kind in {"rank", "node"}:
+            if assembler.file.kind in {"rank", "node", "role"}:
                 task = assembler.file.task or ""
                 first_attempts[task] = min(
                     first_attempts.get(task, assembler.file.attempt), assembler.file.attempt

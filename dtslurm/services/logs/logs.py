@@ -31,6 +31,7 @@ class LogFilter:
     """Which lines of a run's output to show.
 
     Attributes:
+        roles: show the output of these roles instead of that of the main role.
         ranks: ranges of ranks, without launcher and batch output; None for all output.
         nodes: only ranks that ran on these hosts.
         grep: only lines that match.
@@ -41,6 +42,7 @@ class LogFilter:
             a timestamp has the time of the previous line.
     """
 
+    roles: frozenset[str] | None = None
     ranks: tuple[tuple[int, int], ...] | None = None
     nodes: frozenset[str] | None = None
     grep: re.Pattern[str] | None = None
@@ -60,13 +62,19 @@ class LogFilter:
         kinds = {"rank"}
         if self.ranks is None and self.nodes is None:
             kinds |= {"batch", "node"}
+        run_dir, is_array, task = record.run_dir, record.array is not None, self.task
+        if self.roles is not None:
+            kinds = {"role"}
+            if is_array and task is not None:
+                run_dir, is_array, task = f"{run_dir}/tasks/{task}", False, None
         if follow:
             kinds |= {"events", "metrics"}
         return LogRequest(
-            run_dir=record.run_dir,
-            array=record.array is not None,
-            task=self.task,
+            run_dir=run_dir,
+            array=is_array,
+            task=task,
             kinds=frozenset(kinds),
+            roles=self.roles,
             ranks=self.ranks,
             nodes=self.nodes,
             attempt=self.attempt,

@@ -13,7 +13,13 @@ from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.values import dataclass
 
 COMMAND_LINE = "command line"  # the origin of values that no file sets
-INTERNAL = {"origins", "payload", "roles", "separate_streams", "trials"}  # fields that are no options of the user's
+INTERNAL = {
+    "origins",
+    "payload",
+    "roles",
+    "separate_streams",
+    "trials",
+}  # fields that are no options of the user's
 
 
 @dataclass(frozen=True, kw_only=True)

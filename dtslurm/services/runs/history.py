@@ -10,6 +10,7 @@ from typing import Any
 
 from dtslurm.errors import DtslurmError
 from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.roles import RoleState
 from dtslurm.model.runs.state import JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import SharedScheduler
@@ -20,15 +21,17 @@ from dtslurm.services.runs.status import RunView
 from dtslurm.services.runs.sync import refresh
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm.parse import describe_exit
+from dtslurm.store.role_states import read_roles
 from dtslurm.store.rundir import RunDir
 
 
 @dataclass(frozen=True)
 class History:
-    """The attempts of a run, oldest first, and its events in order."""
+    """The attempts of a run, oldest first, its events in order, and the state of its roles."""
 
     attempts: tuple[Attempt, ...]
     events: tuple[Mapping[str, Any], ...]
+    roles: tuple[RoleState, ...] = ()
 
 
 def history(context: Context, view: RunView) -> History:
@@ -47,7 +50,7 @@ def history(context: Context, view: RunView) -> History:
         replace(attempt, script_changed=is_changed(submitted_digest, run, attempt.number))
         for attempt in _describe_ends(attempts, view)
     ]
-    return History(tuple(described_attempts), tuple(events))
+    return History(tuple(described_attempts), tuple(events), read_roles(run.path))
 
 
 def move_submission_first(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -8,6 +8,7 @@ from time import localtime, strftime
 from typing import Any
 
 from dtslurm.diagnose.ranks_apart import NOT_DISTRIBUTED, RanksApart, find_ranks_apart
+from dtslurm.diagnose.role_failures import describe_role_failure, find_role_failure
 from dtslurm.diagnose.supervisor_events import SUPERVISOR_STOPPED, find_killed_script, find_stopped_supervisor
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.record import JobRecord
@@ -256,6 +257,11 @@ def list_warnings(record: JobRecord, run: RunDir) -> list[str]:
 
 def describe_failure(run: RunDir, status: JobStatus) -> str:
     """Describe in a few words how a failed job ended."""
+    role_failure = find_role_failure(run.events())
+    return describe_role_failure(role_failure) if role_failure else _describe_rank_failure(run, status)
+
+
+def _describe_rank_failure(run: RunDir, status: JobStatus) -> str:
     attempts = run.attempts()
     failure = run.first_failure(attempts[-1]) if attempts else None
     if status.reason == NOT_STARTED_AGAIN:

@@ -16,6 +16,7 @@ from dtslurm.store.rundir import RunDir
 RECORDS = (
     "events.jsonl", "*/events.jsonl", "*/train.jsonl", "*/[0-9]*.json", "*/manifest.json", "*first-failure*",
     "*/ranks-[0-9]*.jsonl", "*/activity-[0-9]*.json",
+    "roles.json", "*/roles.json",
 )  # fmt: skip
 LOGS = ("logs/*.log", "tasks/*.log")
 # RunDir.OWN are files that only this machine writes: the record, the script and the submission mark.

@@ -33,6 +33,7 @@ ALARMS = [
     "CANCELLED",
 ]
 NAME = re.compile(r"(rank|node)-(\d{1,9})\.log")
+INSTANCE_NAME = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,39})-(\d{1,5})")  # the folder of an instance of a role
 BATCH_NAME = re.compile(r"batch(?:-(\d{1,9}))?\.log")
 
 Ranges = Optional[Sequence[Sequence[int]]]
@@ -45,7 +46,8 @@ class Request:
     Attributes:
         run: the run directory.
         array: whether the run has array tasks; ``task`` selects one of them.
-        kinds: subset of ``batch node rank events metrics``.
+        kinds: subset of ``batch node rank role events metrics``.
+        roles: the roles whose instances are selected with the kind ``role``; None for all.
         ranks: list of ``[first, last]``, None for all.
         nodes: hosts whose ranks are selected, None for all.
         attempt: the only selected attempt. Without it, the latest attempt and later ones are selected, or
@@ -64,6 +66,7 @@ class Request:
         self.array: bool = values.get("array", False)
         self.task: Optional[str] = values.get("task")
         self.kinds: Set[str] = set(values.get("kinds", ["batch", "node", "rank"]))
+        self.roles: Optional[Set[str]] = set(values["roles"]) if values.get("roles") is not None else None
         self.ranks: Ranges = values.get("ranks")
         self.nodes: Optional[Set[str]] = set(values["nodes"]) if values.get("nodes") is not None else None
         self.attempt: Optional[int] = values.get("attempt")
@@ -289,6 +292,8 @@ class Finder:
         self.network = on_network(request.run)
         self.top = WatchedFolder(os.path.join(request.run, "logs"))
         self.tasks = WatchedFolder(os.path.join(request.run, "tasks"))
+        self.instances = WatchedFolder(os.path.join(request.run, "roles"))
+        self.roles: Dict[str, AttemptsFolder] = {}
         self.places: Dict[Optional[str], AttemptsFolder] = {}
         self.logs: Dict[str, GrowingFile] = {}
         self.hosts: Dict[str, str] = {}
@@ -304,9 +309,9 @@ class Finder:
 
     def look_again(self) -> None:
         """Force the next scan to list every folder."""
-        for folder in [self.top, self.tasks]:
+        for folder in [self.top, self.tasks, self.instances]:
             folder.racy = True
-        for attempts_folder in self.places.values():
+        for attempts_folder in [*self.places.values(), *self.roles.values()]:
             for folder in [attempts_folder.logs, *attempts_folder.attempts.values()]:
                 folder.racy = True
 
@@ -318,6 +323,8 @@ class Finder:
             for task in sorted(filter(str.isdigit, self.tasks.found), key=int):
                 if task not in self.places and self.request.task in (None, task):
                     self.places[task] = self.place(os.path.join(self.tasks.path, task), task)
+        if "role" in self.request.kinds:
+            new_logs += self.role_logs(now, max_age)
         if "batch" in self.request.kinds and self.top.changed(now, max_age):
             new_logs += self.batch_logs()
         for attempts_folder in self.places.values():
@@ -361,6 +368,27 @@ class Finder:
                     yield from self.add(
                         os.path.join(self.top.path, name), inode, ("batch", 0, 0), match.group(1)
                     )
+
+    def role_logs(self, now: float, max_age: float) -> Iterator[GrowingFile]:
+        """Yield new logs of the instances of roles, one for each start of an instance."""
+        if self.instances.changed(now, max_age):
+            for name in sorted(self.instances.found):
+                match = INSTANCE_NAME.fullmatch(name)
+                if match and name not in self.roles and self.is_selected_role(match.group(1)):
+                    self.roles[name] = self.place(os.path.join(self.instances.path, name), match.group(1))
+        for name, folder in self.roles.items():
+            number = int(name.rpartition("-")[2])
+            if folder.logs.changed(now, max_age):
+                self.find_attempts(folder)
+            for start, start_folder in folder.attempts.items():
+                if start_folder.changed(now, max_age) and "rank-0.log" in start_folder.found:
+                    path = os.path.join(start_folder.path, "rank-0.log")
+                    inode = start_folder.found["rank-0.log"]
+                    yield from self.add(path, inode, ("role", number, start), folder.task)
+
+    def is_selected_role(self, name: str) -> bool:
+        """Return whether the request selects a role."""
+        return self.request.roles is None or name in self.request.roles
 
     def own_file(self, place: AttemptsFolder, kind: str, attempt: int, name: str) -> Iterator[GrowingFile]:
         """Yield a record file (events, metrics) when it appears."""

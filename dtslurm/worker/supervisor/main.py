@@ -229,7 +229,9 @@ class Supervisor:
         self.attempt_nodes = nodes
         findings = self._await_roles(number)
         if findings:
-            return None if findings["cause"] == "stale" else self._record_end(number, 1, findings, None, nodes)
+            return (
+                None if findings["cause"] == "stale" else self._record_end(number, 1, findings, None, nodes)
+            )
         beats = self._receive_heartbeats(number, nodes)
         for pause in PAUSES_S:
             step = RunningStep(self.run_dir, number, nodes)
@@ -244,7 +246,7 @@ class Supervisor:
         return self._end_step(step, monitor, why)
 
     def _await_roles(self, number: int) -> Dict[str, Any]:
-        """Wait for the roles that an attempt needs; return the cause that prevents it, empty if it may start."""
+        """Wait for the roles that an attempt needs; return what prevents it, empty if it may start."""
         if self.roles is None:
             return {}
         has_begun_before = bool(self._own_attempts()[1:])

@@ -1,1 +1,1 @@
-"""Roles beside the training of a job: servers and other programs, which the supervisor starts and keeps alive."""
+"""Roles beside the training of a job, such as servers, which the supervisor starts and keeps alive."""

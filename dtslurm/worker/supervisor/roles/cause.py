@@ -11,14 +11,14 @@ from ..files import text_of, try_put
 BAD_ARGUMENTS, COMMAND_NOT_FOUND = "bad-arguments", "command-not-found"
 HOPELESS = {*restart_policy.HOPELESS, BAD_ARGUMENTS, COMMAND_NOT_FOUND}
 LAST_LINES = 5
-_USAGE = re.compile(r"^usage:|unrecognized arguments|the following arguments are required|invalid choice", re.M)
+_USAGE = re.compile(r"^usage:|unrecognized arguments|arguments are required|invalid choice", re.MULTILINE)
 
 
 def record_end(folder: str, start: int, node: str, started: float, code: int) -> None:
-    """Write the record of an instance's end in the form of a rank's record, for the rules of the diagnosis."""
+    """Write the record of an instance's end like a rank's, for the rules of the diagnosis."""
     record = (
-        '{{"schema": 1, "rank": 0, "local_rank": 0, "node_rank": 0, "host": "{}", "pid": 0, "started": {:.0f}, '
-        '"ended": {:.0f}, "exit_code": {}, "signal": {}}}\n'
+        '{{"schema": 1, "rank": 0, "local_rank": 0, "node_rank": 0, "host": "{}", "pid": 0, '
+        '"started": {:.0f}, "ended": {:.0f}, "exit_code": {}, "signal": {}}}\n'
     )
     signal = code - 128 if code > 128 else "null"
     ranks = os.path.join(folder, "ranks", str(start))

@@ -121,7 +121,7 @@ class RoleMonitor:
         self._main_runs = True
 
     def problem(self) -> Dict[str, Any]:
-        """Return why the running attempt must end because of a role, as its findings; empty if it need not."""
+        """Return why a role ends the running attempt, as the findings of its end; empty if none does."""
         return dict(self.failure or self.restart_main)
 
     def await_problem(self) -> Dict[str, Any]:
@@ -161,7 +161,9 @@ class RoleMonitor:
             return
         with self._lock:
             self._ends = self._stopped = True
-            running = [instance for instance in self._all() if instance.start >= 0 and instance.code() is None]
+            running = [
+                instance for instance in self._all() if instance.start >= 0 and instance.code() is None
+            ]
             for instance in running:
                 instance.terminate()
         _wait_for_ends(running, KILL_AFTER_S)
@@ -193,6 +195,11 @@ class RoleMonitor:
     def _look(self) -> None:
         if self.supervisor.term_at is not None:
             return  # Slurm ends all processes of the job
+        self._act_on_ends()
+        due = [instance for instance in self._all() if self._is_check_due(instance)]
+        self._act_on_checks(due, list(self._pool.map(self._probe, due)))
+
+    def _act_on_ends(self) -> None:
         with self._lock:
             if self._ends:
                 return
@@ -203,12 +210,12 @@ class RoleMonitor:
             for instance in self._all():
                 if instance.state == WAITING and self._may_start(instance):
                     self._start(instance)
-        due = [instance for instance in self._all() if self._is_check_due(instance)]
-        results = list(self._pool.map(self._probe, due))
+
+    def _act_on_checks(self, checked: Sequence[Instance], results: Sequence[bool]) -> None:
         with self._lock:
             if self._ends:
                 return
-            for instance, passed in zip(due, results):
+            for instance, passed in zip(checked, results):  # noqa: B905 - new in 3.10
                 self._note_check(instance, passed)
             self._read_loads()
             self._write_state()
@@ -246,7 +253,8 @@ class RoleMonitor:
         instance.gpus = self._choose_gpus(instance, node)
         step = sum(max(1, len(role.ports)) * len(self.instances[role.name]) for role in self.plan.roles)
         first = {
-            name: instance.ports.get(name) or first_port(os.environ.get("SLURM_JOB_ID", ""), instance.slot + index)
+            name: instance.ports.get(name)
+            or first_port(os.environ.get("SLURM_JOB_ID", ""), instance.slot + index)
             for index, name in enumerate(instance.role.ports)
         }
         try:
@@ -265,7 +273,11 @@ class RoleMonitor:
         if instance.node in healthy and instance.node in own:
             return instance.node
         usable = [name for name in own if name in healthy] or (own if not instance.node else [])
-        taken = [other.node for other in self.instances[role.name] if other is not instance and other.state in ALIVE]
+        taken = [
+            other.node
+            for other in self.instances[role.name]
+            if other is not instance and other.state in ALIVE
+        ]
         free = [name for name in usable if taken.count(name) < self._per_node(role)]
         if free:
             return min(free, key=taken.count)
@@ -384,7 +396,9 @@ class RoleMonitor:
             findings = cause.find_cause(self.supervisor.top, instance.folder, instance.start, code, pythons)
         self._consider_restart(instance, findings, code)
 
-    def _consider_restart(self, instance: Instance, findings: Dict[str, Any], code: Optional[int] = None) -> None:
+    def _consider_restart(
+        self, instance: Instance, findings: Dict[str, Any], code: Optional[int] = None
+    ) -> None:
         """Restart an instance, or its role with the main role, or end the run."""
         role = instance.role
         lost = [name for name, state in slurm.bad_nodes([instance.node]).items() if slurm.is_lost(state)]
@@ -476,7 +490,10 @@ class RoleMonitor:
             removed = [instance for instance in instances if instance.state == REMOVED]
             instance = removed[0] if removed else self._add_instance(role)
             if role.nodes and role.per_node:
-                self.nodes[role.name] = [*self.nodes[role.name], *self._spare_nodes(self.supervisor.healthy())[:1]]
+                self.nodes[role.name] = [
+                    *self.nodes[role.name],
+                    *self._spare_nodes(self.supervisor.healthy())[:1],
+                ]
             instance.restarts = 0
             instance.set_state(WAITING)
         reached = min(count, limit)
@@ -519,9 +536,7 @@ class RoleMonitor:
             return
         document = {"schema": 1, "main": self.plan.main, "time": round(time.time(), 1), "roles": roles}
         try:
-            write_atomically(
-                os.path.join(self.run_dir, STATE_FILE), json.dumps(document) + "\n", sync=False
-            )
+            write_atomically(os.path.join(self.run_dir, STATE_FILE), json.dumps(document) + "\n", sync=False)
         except OSError:
             return  # the disk may be full for a moment
         self._written, self._written_at = json.loads(json.dumps(roles)), now

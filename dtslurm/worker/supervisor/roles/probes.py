@@ -1,4 +1,4 @@
-"""Checks of an instance over the network or in its files: is it ready, does it still respond, how busy is it?"""
+"""Checks of an instance, over the network or in its files: whether it is ready, responds, and is busy."""
 
 import os
 import re
@@ -66,7 +66,7 @@ def _has_line(log: str, pattern: str) -> bool:
 
 
 def read_load(host: str, port: Optional[int], path: str) -> Dict[str, float]:
-    """Return running and waiting requests and the number of all requests, as far as an instance states them."""
+    """Return the running, waiting and total requests, as far as an instance states them."""
     try:
         with _OPENER.open("http://{}:{}{}".format(host, port, path), timeout=PATIENCE_S) as answer:
             text = answer.read(LARGEST_METRICS).decode("utf-8", "replace")
