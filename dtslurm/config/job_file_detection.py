@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 _SUFFIXES = (".yaml", ".yml")
-_JOB_FILE_KEY = re.compile(rb"^(?:script|extends|variables|stages)[ \t]*:", re.MULTILINE)
+_JOB_FILE_KEY = re.compile(rb"^(?:script|extends|variables|stages|roles)[ \t]*:", re.MULTILINE)
 
 
 def is_job_file(path: Path) -> bool:

@@ -23,6 +23,9 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "Placement.gpus_per_node": (0, math.inf),
     "JobSettings.max_restarts": (0, math.inf),
     "JobOptions.spare_nodes": (0, math.inf),
+    "RoleOptions.nodes": (0, math.inf),
+    "RoleOptions.gpus": (0, math.inf),
+    "RoleOptions.restarts": (0, math.inf),
     "Sweep.seed": (0, math.inf),
 }
 _VARIABLE_FIELDS = {"Fabric.environment", "EnvironmentSetup.variables", "Defaults.env"}

@@ -7,7 +7,7 @@ from dataclasses import field
 from hashlib import sha256
 
 from dtslurm.model.jobs.options import JobSettings, Placement
-from dtslurm.model.jobs.roles import Role, Roles
+from dtslurm.model.jobs.roles import WITH_MAIN, Role, Roles
 from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.runs.record import JobRecord, mark
 from dtslurm.model.units import Memory, Walltime
@@ -96,7 +96,12 @@ class JobSpec(JobSettings):
     def restarted(self) -> bool:
         """Whether an option allows more than one attempt."""
         restart_options = (self.max_restarts, self.hang_timeout, self.total_time)
-        return bool(self.spare_nodes) or any(value is not None for value in restart_options)
+        restarts_with_role = any(role.restart == WITH_MAIN for role in self.other_roles)
+        return (
+            bool(self.spare_nodes)
+            or restarts_with_role
+            or any(value is not None for value in restart_options)
+        )
 
     @property
     def requeued(self) -> bool:

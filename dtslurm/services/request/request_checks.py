@@ -166,7 +166,7 @@ def _explain_yaml_file(path: Path, path_text: str) -> str:
             f"{path_text} is a job file: submit it with dtslurm submit, or give its script and options in "
             "Python"
         )
-    return f"{path_text} is not a job file: no line begins with script:, extends: or stages:"
+    return f"{path_text} is not a job file: no line begins with script:, roles:, extends: or stages:"
 
 
 def _plain_variables(context: Context, request: JobRequest, cluster: ActiveCluster | None) -> dict[str, str]:

@@ -16,7 +16,7 @@ from .plan import RolePlan
 WAITING, STARTING, READY = "waiting", "starting", "ready"
 UNRESPONSIVE, ENDED, FAILED, REMOVED = "unresponsive", "ended", "failed", "removed"
 ALIVE = (STARTING, READY, UNRESPONSIVE)
-KILL_AFTER_S = 5.0
+KILL_AFTER_S = 3.0
 
 
 class Instance:
@@ -121,8 +121,8 @@ class Instance:
         self.node, self.start = str(values.get("node") or ""), whole_number(values.get("start")) or 0
         self.restarts = whole_number(values.get("restarts")) or 0
         self.started_at = float(values.get("started") or 0.0)
-        state = values.get("state")
-        self.set_state(STARTING if state in ALIVE else str(state or WAITING))
+        state = str(values.get("state") or WAITING)
+        self.set_state(UNRESPONSIVE if state == READY else state)  # until the next check
         self.answered_at = time.monotonic()
 
     def find_address(self) -> bool:

@@ -61,6 +61,7 @@ class RoleMonitor:
         self._thread: Optional[threading.Thread] = None
         self._pool = ThreadPoolExecutor(PROBES)
         self._checked_at: Dict[str, float] = {}
+        self._checks: Dict[str, Any] = {}
         self._load_at = self._written_at = 0.0
         self._written: Any = None
         self._scale_stamp: Any = None
@@ -196,8 +197,11 @@ class RoleMonitor:
         if self.supervisor.term_at is not None:
             return  # Slurm ends all processes of the job
         self._act_on_ends()
-        due = [instance for instance in self._all() if self._is_check_due(instance)]
-        self._act_on_checks(due, list(self._pool.map(self._probe, due)))
+        for instance in self._all():
+            if instance.name not in self._checks and self._is_check_due(instance):
+                check = self._pool.submit(self._probe, instance, instance.start)
+                self._checks[instance.name] = instance, instance.start, check
+        self._act_on_checks()
 
     def _act_on_ends(self) -> None:
         with self._lock:
@@ -211,12 +215,16 @@ class RoleMonitor:
                 if instance.state == WAITING and self._may_start(instance):
                     self._start(instance)
 
-    def _act_on_checks(self, checked: Sequence[Instance], results: Sequence[bool]) -> None:
+    def _act_on_checks(self) -> None:
+        """Act on the checks that are complete; an instance that does not respond delays no other check."""
         with self._lock:
             if self._ends:
                 return
-            for instance, passed in zip(checked, results):  # noqa: B905 - new in 3.10
-                self._note_check(instance, passed)
+            for name, (instance, start, check) in list(self._checks.items()):
+                if check.done():
+                    del self._checks[name]
+                    if start == instance.start:
+                        self._note_check(instance, check.result())
             self._read_loads()
             self._write_state()
 
@@ -340,10 +348,12 @@ class RoleMonitor:
         pause = HEALTH_S if instance.state == READY else CHECK_S
         return time.monotonic() - self._checked_at.get(instance.name, -pause) >= pause
 
-    def _probe(self, instance: Instance) -> bool:
+    def _probe(self, instance: Instance, start: int) -> bool:
         self._checked_at[instance.name] = time.monotonic()
-        return instance.find_address() and probes.is_ready(
-            instance.role, instance.host, instance.ports, instance.log, self.run_dir
+        return (
+            start == instance.start
+            and instance.find_address()
+            and probes.is_ready(instance.role, instance.host, instance.ports, instance.log, self.run_dir)
         )
 
     def _note_check(self, instance: Instance, passed: bool) -> None:

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtslurm.config import jobs
+from dtslurm.errors import ProfileInvalid
+from dtslurm.model.jobs.roles import Roles
+
+HEAD = "variables: {model: tiny}\n"
+TRAINER = "  trainer: {script: train.py, nodes: 2, args: ['${role.rollout.urls}']}\n"
+ROLLOUT = (
+    "  rollout: {command: [serve, '${model}', --port, '${port.http}'], nodes: 2, per: node, "
+    "ready: {http: /health, within: 10m}}\n"
+)
+
+
+def with_rollout(keys: str, more: str = "") -> str:
+    return f"{TRAINER}  rollout: {{command: [x], {keys}}}\n{more}"
+
+
+def load(folder: Path, text: str) -> jobs.LoadedJob:
+    path = folder / "job.yaml"
+    path.write_text(text)
+    path.chmod(0o644)
+    return jobs.load(path, {}, cwd=folder)
+
+
+def read_roles(folder: Path, text: str) -> Roles:
+    roles = load(folder, f"{HEAD}roles:\n{text}").stages[0].roles
+    assert roles is not None
+    return roles
+
+
+def problems_of(folder: Path, text: str) -> list[str]:
+    with pytest.raises(ProfileInvalid) as caught:
+        load(folder, text)
+    return list(caught.value.problems)
+
+
+def test_main_role_has_the_keys_of_the_job_and_other_roles_their_own(tmp_path: Path) -> None:
+    judge = (
+        "  judge: {command: [python, judge.py], gpus: 1, on: trainer, ready: {tcp: true}, after: rollout}\n"
+    )
+    loaded = load(
+        tmp_path,
+        f"{HEAD}time: 30\nroles:\n{TRAINER}{ROLLOUT}{judge.replace('after: rollout', 'after: [rollout]')}",
+    )
+    assert (loaded.job.script, loaded.job.nodes, str(loaded.job.time)) == ("train.py", 2, "00:30:00")
+    assert loaded.job.args == ("${role.rollout.urls}",)
+    roles = loaded.stages[0].roles
+    assert roles is not None
+    assert (roles.main, roles.after) == ("trainer", (("rollout", "ready"), ("judge", "ready")))
+    rollout, judge_role = roles.others
+    assert (rollout.nodes, rollout.instances, rollout.ports) == (2, 2, ("http",))
+    assert rollout.options.command == ("serve", "tiny", "--port", "${port.http}")
+    assert (rollout.ready.within_s, rollout.ready_port, rollout.restart) == (600, "http", "alone")
+    assert (judge_role.nodes, judge_role.on, judge_role.instances) == (0, "trainer", 1)
+    assert judge_role.after == (("rollout", "ready"),)
+
+
+def test_file_with_the_main_role_alone_is_a_job_without_roles(tmp_path: Path) -> None:
+    roles = load(tmp_path, "roles:\n  trainer: {script: train.py}\n").stages[0].roles
+    assert roles is not None
+    assert roles.others == ()
+
+
+def test_ready_made_role_supplies_the_keys_that_a_role_lacks(tmp_path: Path) -> None:
+    roles = read_roles(tmp_path, TRAINER + "  rollout: {extends: vllm, nodes: 1, args: [--dtype, float16]}\n")
+    [rollout] = roles.others
+    assert rollout.options.command[:3] == ("vllm", "serve", "tiny")
+    assert rollout.options.args == ("--dtype", "float16")
+    assert (rollout.ready.http, rollout.options.metrics) == ("/health", "/metrics")
+
+
+def test_escaped_reference_stays_for_the_job(tmp_path: Path) -> None:
+    roles = read_roles(tmp_path, TRAINER + "  rollout: {command: [a, '$${port.http}', '$${HOME}']}\n")
+    assert roles.others[0].options.command == ("a", "$${port.http}", "${HOME}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TRAINER, "${role.rollout.urls}: there is no role 'rollout' with addresses"),
+        ("  a: {command: [x]}\n", "no role is the main role: one role needs a script"),
+        ("  a: {script: a.py}\n  b: {script: b.py}\n", "a and b are main roles, as each has a script"),
+        (TRAINER + ROLLOUT.replace("nodes: 2,", "nodes: 0,"), "is 0: name the role whose nodes"),
+        (TRAINER + ROLLOUT.replace("per: node", "on: trainr"), "'trainr'; did you mean 'trainer'?"),
+        (TRAINER + ROLLOUT.replace("per: node", "on: trainer"), "has none of its own; write 0"),
+        (TRAINER + ROLLOUT.replace("per: node", "after: [trainr]"), "there is no role 'trainr'"),
+        (
+            TRAINER.replace("nodes: 2", "after: [rollout]") + ROLLOUT.replace("per: node", "after: [trainer]"),
+            "the roles wait for each other: ",
+        ),
+        (TRAINER + ROLLOUT.replace("per: node", "after: [trainer soon]"), "write NAME, NAME ready or NAME"),
+        (TRAINER + ROLLOUT.replace("per: node", "ports: []"), "${port.http}: rollout has no port 'http'"),
+        (with_rollout("ports: [], ready: {tcp: true}"), "tcp needs a port, and the role"),
+        (with_rollout("ready: {tcp: grpc}"), "should be true or a port's name (http)"),
+        (with_rollout("ready: {http: health}"), "should be a path such as /health"),
+        (with_rollout("ready: {http: /, tcp: true}"), "has http and tcp: give one of"),
+        (with_rollout("ready: {within: 1m}"), "has no check: give one of"),
+        (with_rollout("ready: {line: '('}"), "is not a regular expression"),
+        (with_rollout("restart: sometimes"), "should be alone, with trainer or never"),
+        (TRAINER + "  rollout: {ready: {tcp: true}}\n", "is missing: give a list"),
+        (with_rollout("instances: 2, per: node"), "already gives the number of instances"),
+        (with_rollout("qos: high"), "unknown key"),
+        (TRAINER + "  rollout: {extends: vlm}\n", "there is no ready-made role 'vlm'; did you mean 'vllm'?"),
+        (TRAINER + "  rollout: {command: ['${role.rollout.urls}']}\n", "cannot refer to its own addresses"),
+        (TRAINER + "  rollout: {command: ['${role.trainer.urls}']}\n", "no role 'trainer' with addresses"),
+        (
+            TRAINER + "  rollout: {command: [x]}\n  judge: {command: ['${role.rollout.url}']}\n",
+            "write role.rollout.hosts",
+        ),
+        (
+            TRAINER + "  rollout: {command: [x]}\n  a-b: {command: [x]}\n  a_b: {command: [x]}\n",
+            "is too similar to 'a-b'",
+        ),
+        (
+            with_rollout("ports: [hosts]}\n  rollout_ports: {command: [x]"),
+            "would set DTSLURM_ROLE_ROLLOUT_PORTS_HOSTS",
+        ),
+        (TRAINER + "  1st: {command: [x]}\n", "a role name may contain only letters"),
+        (TRAINER + "  rollout: serve\n", "should be a mapping of keys to values"),
+    ],
+)  # fmt: skip
+def test_invalid_roles_are_reported_with_their_location(tmp_path: Path, text: str, message: str) -> None:
+    problems = problems_of(tmp_path, f"{HEAD}roles:\n{text}")
+    assert any(message in problem for problem in problems), problems
+    assert all(problem.startswith("job.yaml:") for problem in problems)
+
+
+def test_roles_and_stages_exclude_each_other(tmp_path: Path) -> None:
+    text = "roles:\n  trainer: {script: train.py}\nstages:\n  a: {script: b.py}\n"
+    assert any("one job and no stages" in problem for problem in problems_of(tmp_path, text))
+
+
+def test_references_outside_of_roles_are_unknown_variables(tmp_path: Path) -> None:
+    assert any(
+        "no variable 'role.rollout.urls'" in problem
+        for problem in problems_of(tmp_path, "script: train.py\nargs: ['${role.rollout.urls}']\n")
+    )
+    text = "roles:\n  trainer: {script: train.py, env: {A: '${role.b.urls}'}}\n  b: {command: [x]}\n"
+    assert any("no variable 'role.b.urls'" in problem for problem in problems_of(tmp_path, text))

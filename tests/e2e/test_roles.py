@@ -1,0 +1,363 @@
+"""Runs with several roles: servers beside a trainer, and the faults that they survive."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.store.rundir import RunDir
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli, command_line, events_of
+from tests.lab.cluster import SlurmLab
+from tests.lab.software import Software
+from tests.waiting import busyness
+
+# Stands in for an inference server: its samples are a function of the request alone.
+SERVER = """\
+import hashlib
+import http.server
+import os
+import sys
+import urllib.parse
+
+requests = 0
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        global requests
+        requests += 1
+        if self.path == "/metrics":
+            text = "# HELP x\\nvllm:num_requests_waiting{engine=\\"0\\"} 2.0\\n"
+            text += f"vllm:request_success_total {requests}\\n"
+        elif self.path == "/health":
+            text = f"{os.getpid()}"
+        else:
+            digest = hashlib.sha256(urllib.parse.urlparse(self.path).query.encode()).digest()
+            text = str(int.from_bytes(digest[:4], "big") / 2**32)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *words):
+        pass
+
+
+print("serves", os.environ["DTSLURM_ROLE"], os.environ["DTSLURM_ROLE_INSTANCE"], flush=True)
+http.server.ThreadingHTTPServer(("", int(sys.argv[1])), Handler).serve_forever()
+"""
+# Every rank fetches its samples over HTTP, and repeats a request that fails.
+TRAINER = """\
+import os
+import sys
+import time
+import urllib.request
+
+import torch
+import torch.distributed as dist
+
+from dtslurm import train
+
+rollout = train.Role("rollout")
+assert os.environ["DTSLURM_ROLE"] == "trainer"
+assert sorted(sys.argv[1].split(",")) == sorted(rollout.wait(60))
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+weight = torch.zeros(1, dtype=torch.float64)
+for step in range(int(os.environ.get("STEPS", "40"))):
+    sample = None
+    while sample is None:
+        urls = rollout.urls
+        try:
+            url = urls[(rank + step) % len(urls)]
+            query = f"{url}/sample?prompt={rank}&seed={step}"
+            sample = float(urllib.request.urlopen(query, timeout=2).read())
+        except (OSError, ZeroDivisionError):
+            time.sleep(0.2)
+    loss = (weight - sample) ** 2
+    gradient = 2 * (weight - sample)
+    dist.all_reduce(gradient)
+    dist.all_reduce(loss)
+    weight -= 0.05 * gradient
+    if rank == 0:
+        print("loss", step, loss.item().hex(), flush=True)
+    time.sleep(0.1)
+dist.destroy_process_group()
+"""
+# A main role without torch, for tests of everything but training.
+WAITER = "import sys, time\nprint('args', *sys.argv[1:], flush=True)\ntime.sleep(600)\n"
+JOB = """\
+job_name: train
+time: 10
+variables: {{python: "{python}"}}
+roles:
+  trainer: {{script: {script}, python: "{python}", nodes: {nodes}, ntasks_per_node: {ranks}, launcher: {launcher},
+             args: ["${{role.rollout.urls}}"]}}
+  rollout: {{command: ["${{python}}", serve.py, "${{port.http}}"], {keys}, metrics: /metrics,
+             ready: {{http: /health, within: 1m, silence: 4s}}}}
+"""
+
+
+def write_job(cli: Cli, script: str, text: str, **values: Any) -> str:
+    """Write a job file with a trainer and a role rollout, and return its name."""
+    cli.script(SERVER, "serve.py")
+    cli.script(text, script)
+    defaults = {"nodes": 1, "ranks": 1, "launcher": "srun", "keys": "instances: 2", "python": sys.executable}
+    return cli.script(JOB.format(script=script, **{**defaults, **values}), f"{script}.yaml")
+
+
+def start(cli: Cli, job_file: str, *words: str) -> tuple[str, RunDir]:
+    job = cli.submit(job_file, *words)
+    return job, cli.run_dir(job)
+
+
+def wait_for_events(cli: Cli, run: RunDir, name: str, count: int, limit: float = 60) -> list[dict[str, Any]]:
+    cli.wait_until(lambda: len(events_of(run, name)) >= count, limit)
+    return events_of(run, name)
+
+
+def address(run: RunDir, instance: str, number: int = 0) -> dict[str, Any]:
+    """Return the address of one start of an instance, such as ``rollout-0``."""
+    values: dict[str, Any] = json.loads(
+        (run.path / f"roles/{instance}/ranks/{number}/address.json").read_text()
+    )
+    return values
+
+
+def losses(run: RunDir, attempt: int = 0) -> list[str]:
+    text = (run.path / f"logs/{attempt}/rank-0.log").read_text()
+    return [line for line in text.splitlines() if line.startswith("loss")]
+
+
+def instances_of(cli: Cli, job: str, role: str = "rollout") -> list[dict[str, Any]]:
+    roles = {item["name"]: item for item in cli.status(job).get("roles", [])}
+    instances: list[dict[str, Any]] = roles[role]["instances"] if role in roles else []
+    return instances
+
+
+@WITHOUT_SSH
+@pytest.mark.slow
+def test_killed_server_comes_back_and_the_losses_are_those_of_an_undisturbed_run(cli: Cli) -> None:
+    job_file = write_job(cli, "train.py", TRAINER, nodes=2, ranks=2, launcher="torchrun")
+    undisturbed, undisturbed_run = start(cli, job_file)
+    job, run = start(cli, job_file)
+    cli.wait_until(lambda: (run.path / "logs/0/rank-0.log").exists() and len(losses(run)) > 3)
+    os.kill(address(run, "rollout-0")["pid"], signal.SIGKILL)
+    killed_at = time.time()
+    ready = wait_for_events(cli, run, "role_ready", 3)[2]
+    assert ready["time"] - killed_at < 10 * busyness()
+    assert (ready["role"], ready["instance"], ready["start"]) == ("rollout", 0, 1)
+    assert address(run, "rollout-0", 1)["ports"] == address(run, "rollout-0")["ports"]
+    for name in (undisturbed, job):
+        assert cli.wait_for_end(name)["statuses"][0]["state"] == "COMPLETED"
+    assert len(losses(run)) == 40
+    assert losses(run) == losses(undisturbed_run)
+    [ended] = events_of(run, "role_ended")
+    assert (ended["role"], ended["instance"], ended["exit_code"], ended["cause"]) == (
+        "rollout",
+        0,
+        137,
+        "killed",
+    )
+
+
+def test_roles_are_shown_and_can_be_scaled(cli: Cli) -> None:
+    job, _run = start(cli, write_job(cli, "wait.py", WAITER))
+    cli.wait_until(lambda: [item["state"] for item in instances_of(cli, job)] == ["ready", "ready"])
+    text = cli("status", job).stdout
+    assert "rollout: 2 of 2 ready on " in text
+    assert "rollout-0 is ready after" in text
+    log = cli("logs", "--role", "rollout", job).stdout
+    assert sorted(log.splitlines()) == ["[rollout/0] serves rollout 0", "[rollout/1] serves rollout 1"]
+    assert "serves" not in cli("logs", job).stdout
+    assert "no such role; did you mean 'rollout'?" in cli("logs", "--role", "rolout", job, code=2).stderr
+    assert "requested: rollout=3" in cli("scale", job, "rollout=3").stderr
+    cli.wait_until(lambda: [item["state"] for item in instances_of(cli, job)] == ["ready"] * 3)
+    cli("scale", job, "rollout=1")
+    cli.wait_until(lambda: "rollout: 1 of 1 ready" in cli("status", job).stdout)
+    assert "no such role; did you mean 'rollout'?" in cli("scale", job, "rolout=1", code=2).stderr
+    assert "ranks of the main role is fixed" in cli("scale", job, "trainer=2", code=2).stderr
+    cli.wait_until(lambda: "requests/s, 2 waiting" in cli("status", job).stdout)
+    cli("cancel", job)
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "CANCELLED"
+    assert "has ended (CANCELLED)" in cli("scale", job, "rollout=2", code=2).stderr
+    assert "rollout: ended" in cli("status", job).stdout
+
+
+@WITHOUT_SSH
+def test_stopped_server_is_noticed_and_end_of_the_trainer_frees_the_nodes(cli: Cli) -> None:
+    job, run = start(cli, write_job(cli, "wait.py", WAITER))
+    wait_for_events(cli, run, "attempt", 1)
+    cli.wait_until((run.path / "logs/0/rank-0.log").exists)
+    os.kill(address(run, "rollout-1")["pid"], signal.SIGSTOP)
+    [ended] = wait_for_events(cli, run, "role_ended", 1)
+    assert (ended["instance"], ended["cause"]) == (1, "unresponsive")
+    assert "did not respond for" in ended["summary"]
+    wait_for_events(cli, run, "role_ready", 3)
+    os.kill(json.loads((run.path / "ranks/0/0.json").read_text())["pid"], signal.SIGKILL)
+    killed_at = time.time()
+    last = wait_for_events(cli, run, "ended", 1)[-1]
+    assert last["time"] - killed_at < 10 * busyness()
+    for instance in ("rollout-0", "rollout-1"):
+        pid = address(run, instance, len(list((run.path / f"roles/{instance}/ranks").iterdir())) - 1)["pid"]
+        cli.wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), 10)
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "FAILED"
+
+
+@WITHOUT_SSH
+def test_server_that_never_gets_ready_ends_the_run_with_its_last_lines(cli: Cli) -> None:
+    job_file = write_job(cli, "wait.py", WAITER)
+    text = (
+        (cli.folder / job_file).read_text().replace("within: 1m", "within: 3s").replace("/health", "/healthz")
+    )
+    cli.script(SERVER.replace('self.path == "/health"', "False").replace("send_response(200)", "send_response(503)"),
+               "serve.py")  # fmt: skip
+    job, run = start(cli, cli.script(text, job_file))
+    status = cli.wait_for_end(job)["statuses"][0]
+    assert (status["state"], status["exit_code"]) == ("FAILED", 1)
+    batch = (run.path / "logs/batch.log").read_text()
+    assert "it was not ready within 3 s" in batch
+    assert "serves rollout" in batch
+    verdict = cli("diagnose", job).stdout
+    assert "role-failure" in verdict
+    assert "instance" in verdict
+    assert "of role rollout on" in verdict
+    assert "serves rollout" in verdict
+    assert f"dtslurm logs {job} --role rollout" in " ".join(verdict.split())
+    assert "could not be kept running" in cli("status", job).stdout
+    assert not (run.path / "logs/0/rank-0.log").exists()
+
+
+@WITHOUT_SSH
+def test_failures_that_a_restart_cannot_mend_end_the_run_at_once(cli: Cli) -> None:
+    job_file = write_job(cli, "wait.py", WAITER)
+    cli.script("import argparse\nargparse.ArgumentParser().parse_args()\n", "serve.py")
+    job, run = start(cli, job_file)
+    assert cli.wait_for_end(job)["statuses"][0]["exit_code"] == 2
+    assert events_of(run, "role_failed")[0]["cause"] == "bad-arguments"
+    assert len(events_of(run, "role_started")) == 2  # each instance once
+    assert "unrecognized arguments" in cli("diagnose", job).stdout
+
+
+@WITHOUT_SSH
+def test_role_that_uses_up_its_restarts_ends_the_run(cli: Cli) -> None:
+    job_file = write_job(cli, "wait.py", WAITER, keys="instances: 1, restarts: 1")
+    job, run = start(cli, job_file)
+    for number in range(2):
+        wait_for_events(cli, run, "role_ready", number + 1)
+        os.kill(address(run, "rollout-0", number)["pid"], signal.SIGKILL)
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "FAILED"
+    [failed] = events_of(run, "role_failed")
+    assert (failed["role"], failed["instance"], failed["cause"]) == ("rollout", 0, "killed")
+    assert failed["reason"] == "all 1 restarts are used up"
+
+
+@WITHOUT_SSH
+def test_port_that_is_taken_is_replaced_by_a_free_one(cli: Cli) -> None:
+    keys = "instances: 1, setup: ['while [ ! -e go ]; do sleep 0.1; done']"
+    job, run = start(cli, write_job(cli, "wait.py", WAITER, keys=keys))
+    wait_for_events(cli, run, "role_started", 1)
+    step = next((run.path / "roles/rollout-0").rglob("step.json"), None)
+    cli.wait_until(lambda: next((run.path / "roles/rollout-0").rglob("step.json"), None) is not None)
+    from dtslurm.worker.supervisor.roles.plan import first_port
+
+    taken = first_port(job, 0)
+    with socket.create_server(("", taken)):
+        (cli.folder / "go").touch()
+        wait_for_events(cli, run, "role_ready", 1)
+    del step
+    assert address(run, "rollout-0")["ports"]["http"] == taken + 1
+
+
+@WITHOUT_SSH
+def test_killed_supervisor_takes_over_the_instances(cli: Cli) -> None:
+    job, run = start(cli, write_job(cli, "wait.py", WAITER))
+    wait_for_events(cli, run, "role_ready", 2)
+    cli.wait_until((run.path / "logs/0/rank-0.log").exists)
+    supervisor = next(
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if f"{run.path}/supervisor\0--nodes=".encode() in _read(path)
+    )
+    os.kill(supervisor, signal.SIGKILL)
+    wait_for_events(cli, run, "supervisor_killed", 1)
+    pids = [address(run, f"rollout-{number}")["pid"] for number in range(2)]
+    cli.wait_until(lambda: [item["state"] for item in instances_of(cli, job)] == ["ready", "ready"])
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    os.kill(pids[0], signal.SIGKILL)
+    assert wait_for_events(cli, run, "role_ready", 3)[-1]["start"] == 1
+    assert events_of(run, "role_ended")[0]["exit_code"] == 137
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@WITHOUT_SSH
+def test_role_that_shares_a_process_group_restarts_with_the_trainer(cli: Cli) -> None:
+    job_file = write_job(cli, "wait.py", WAITER, keys="instances: 2, restart: with trainer")
+    job, run = start(cli, job_file)
+    cli.wait_until((run.path / "logs/0/rank-0.log").exists)
+    os.kill(address(run, "rollout-0")["pid"], signal.SIGKILL)
+    cli.wait_until((run.path / "logs/1/rank-0.log").exists)
+    assert events_of(run, "attempt_ended")[0]["cause"] == "role-restart"
+    starts = [(event["instance"], event["start"]) for event in events_of(run, "role_started")]
+    assert sorted(starts) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    cli("cancel", job)
+
+
+@ON_SLURM
+def test_requeued_run_starts_its_roles_again(cli: Cli) -> None:
+    job, run = start(cli, write_job(cli, "wait.py", WAITER), "--requeue")
+    cli.wait_until((run.path / "logs/0/rank-0.log").exists)
+    cli("requeue", job)
+    cli.wait_until((run.path / "logs/1/rank-0.log").exists, 200)
+    assert [item["state"] for item in instances_of(cli, job)] == ["ready", "ready"]
+    cli("cancel", job)
+
+
+def test_script_of_a_run_with_one_role_is_the_script_of_the_job(tmp_path: Path) -> None:
+    with _project(tmp_path) as cli:
+        cli.script("print()\n")
+        one_role = cli.script(
+            "time: 5\nroles:\n  trainer: {script: train.py, nodes: 2, launcher: srun}\n", "a.yaml"
+        )
+        plain = cli.script("time: 5\nscript: train.py\nnodes: 2\nlauncher: srun\n", "b.yaml")
+        scripts = [cli("render", "--cluster", "local", name).stdout for name in (one_role, plain)]
+        assert scripts[0] == scripts[1]
+
+
+@contextmanager
+def _project(tmp_path: Path) -> Iterator[Cli]:
+    with command_line("local", tmp_path, {"DTSLURM_RUN_ROOT": str(tmp_path / "runs")}) as cli:
+        yield cli
+
+
+@pytest.mark.slurm
+def test_instance_of_a_lost_node_moves_to_the_spare_node(
+    tmp_path: Path, lab_root: Path, slurm_software: Software
+) -> None:
+    with SlurmLab(lab_root, nodes=3, gpus=0, software=slurm_software, extra_conf=["SlurmdTimeout=8"]) as lab:
+        env = {**lab.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")}
+        with command_line("slurm", tmp_path, env) as cli:
+            job_file = write_job(cli, "wait.py", WAITER, keys="nodes: 1")
+            _job, run = start(cli, job_file, "--spare-nodes", "1")
+            wait_for_events(cli, run, "role_ready", 1)
+            node = address(run, "rollout-0")["node"]
+            lab.kill_node(node)
+            second = wait_for_events(cli, run, "role_ready", 2, 120)[1]
+            assert second["node"] not in {node, events_of(run, "attempt")[0]["nodes"][0]}
+            assert events_of(run, "node_excluded")[0]["node"] == node
+            assert len(events_of(run, "attempt")) == 1  # the trainer has not noticed
