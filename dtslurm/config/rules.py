@@ -28,7 +28,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "RoleOptions.restarts": (0, math.inf),
     "Sweep.seed": (0, math.inf),
 }
-_VARIABLE_FIELDS = {"Fabric.environment", "EnvironmentSetup.variables", "Defaults.env"}
+_VARIABLE_FIELDS = {"Fabric.environment", "EnvironmentSetup.variables", "Defaults.env", "RoleOptions.env"}
 _OPTION_FIELDS = {"SlurmCustoms.extra_options", "SlurmCustoms.srun_options", "JobOptions.sbatch"}
 # Whether a field with sbatch options is in a profile.
 _IS_PROFILE_FIELD = {"SlurmCustoms.extra_options": True, "JobOptions.sbatch": False}
@@ -43,6 +43,7 @@ _MULTILINE_FIELDS = {
     "EnvironmentSetup.teardown",
     "JobSettings.setup",
     "JobSettings.teardown",
+    "RoleOptions.setup",
     "Defaults.env",
     "Variable.value",
     "Variable.why",

@@ -34,11 +34,11 @@ from dtslurm.services.observe.run_list import (
     Runs,
     add_page,
 )
+from dtslurm.services.observe.shell import open_shell
 from dtslurm.services.observe.telemetry import RunPart, read_telemetry
 from dtslurm.services.observe.utilization_history import Percentages, UtilizationHistory, read_utilization
 from dtslurm.services.runs.control import change_jobs
 from dtslurm.services.runs.runs import find
-from dtslurm.services.runs.shell import open_shell
 from dtslurm.services.wiring.context import Context
 from dtslurm.views.run_page import JobOutlook, Page, page
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dtslurm.diagnose.failure_context import FailureContext
+from dtslurm.diagnose.supervisor_events import (
+    ROLE_FAILURE,
+    describe_role_failure,
+    find_role_failure,
+    read_text,
+)
 from dtslurm.model.exit_codes import WANTS_REQUEUE
-from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
+from dtslurm.model.runs.diagnosis import EvidenceLine, JobFacts, Verdict
 from dtslurm.worker.lib.json_records import finite_number, whole_number
 
 # Causes that the supervisor observes while they happen; the ranks' records only show that they were ended.
@@ -23,6 +29,25 @@ _ADVICE = {
     "time-limit": (
         "use --total-time DURATION to continue after the time limit, or request more time with --time"
     ),
+}
+
+_ROLE_BLAME = {
+    "bad-arguments": "user",
+    "command-not-found": "user",
+    "gpu-out-of-memory": "code",
+    "host-out-of-memory": "code",
+    "python-exception": "code",
+    "import-error": "user",
+    "node-failure": "node",
+    "gpu-fault": "node",
+}
+_ROLE_ADVICE = {
+    "bad-arguments": "correct the arguments of the role's command in the job file",
+    "command-not-found": "install the program, or name its path or its environment in the role",
+    "gpu-out-of-memory": "reduce the memory that the server reserves, or give it more GPUs",
+    "not-ready": "raise ready.within if the server needs more time, or check its readiness path and port",
+    "unresponsive": "raise ready.silence if the server may be busy for longer",
+    "node-failure": "give the run a spare node with --spare-nodes 1",
 }
 
 
@@ -102,4 +127,30 @@ def judge_checkpointed_ranks(context: FailureContext) -> Verdict | None:
         ),
         advice="dtslurm resubmit JOB --from-checkpoint continues from the last checkpoint; a run submitted "
         "with --max-restarts continues automatically",
+    )
+
+
+def judge_role_failure(events: Iterable[Mapping[str, Any]], facts: JobFacts) -> Verdict | None:
+    """Return the verdict on a run that ended because a role could not come back; None for another end."""
+    own_events = [event for event in events if event.get("attempt") in {None, facts.attempt}]
+    event = find_role_failure(own_events)
+    if event is None:
+        return None
+    role, cause, reason = (read_text(event.get(key)) for key in ("role", "cause", "reason"))
+    file = read_text(event.get("log"))
+    lines = event.get("lines")
+    advice = _ROLE_ADVICE.get(cause, "read the log of the instance")
+    log_advice = f"; dtslurm logs JOB --role {role} shows its output" if role else ""
+    return Verdict(
+        cause=ROLE_FAILURE,
+        summary=describe_role_failure(event) + (f" ({reason})" if reason else ""),
+        node=read_text(event.get("node")) or None,
+        time=int(time) if isinstance(time := event.get("time"), int | float) else None,
+        confidence=0.95,
+        blame=_ROLE_BLAME.get(cause, "unknown"),
+        evidence=tuple(
+            EvidenceLine(rank=None, file=file, line=None, text=read_text(line))
+            for line in (lines if isinstance(lines, list) else [])[-5:]
+        ),
+        advice=advice + log_advice,
     )

@@ -1,4 +1,4 @@
-"""Describes a stopped or killed supervisor from a run's events. Lists of runs also use this module."""
+"""Describes from a run's events a stopped or killed supervisor, and a role that failed; also for lists."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ SUPERVISOR_KILLED = "the supervisor was killed, and the batch script did not res
 SUPERVISOR_CRASHED = "the supervisor crashed, and the batch script did not restart it again"
 SUPERVISOR_STOPPED = "SUPERVISOR STOPPED"
 _SIGKILL = 9
+ROLE_FAILURE = "role-failure"  # the cause of an attempt that ended because of a role
+_MAX_TEXT = 300
 _LARGEST_EXIT_CODE = 128  # larger exit codes mean a signal
 _MILESTONES = {"started", "attempt", "attempt_ended", "supervisor_killed", "ended"}
 _RESUMING_EVENTS = {"supervisor_continued", "supervisor_killed", "started", "ended", "cancel"}
@@ -53,3 +55,33 @@ def find_killed_script(events: Iterable[Mapping[str, Any]], signal: int | None) 
     return (
         BATCH_KILLED if signal == _SIGKILL and names and names[-1] not in {"attempt_ended", "ended"} else ""
     )
+
+
+def find_role_failure(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the event of the instance that ended the run; None if the last attempt had another end."""
+    failure: Mapping[str, Any] | None = None
+    found: Mapping[str, Any] | None = None
+    for event in events:
+        if event.get("event") == "role_failed" and failure is None:
+            failure = event
+        elif event.get("event") == "attempt":
+            failure = found = None
+        elif event.get("event") == "attempt_ended":
+            found = (failure or event) if event.get("cause") == ROLE_FAILURE else None
+    return found
+
+
+def describe_role_failure(event: Mapping[str, Any]) -> str:
+    """Describe the failure with role, instance, node and cause."""
+    if event.get("event") != "role_failed":
+        return read_text(event.get("summary"))
+    node = read_text(event.get("node"))
+    name = f"instance {read_text(event.get('instance'))} of role {read_text(event.get('role'))}"
+    return (
+        f"{name}{f' on {node}' if node else ''} could not be kept running: {read_text(event.get('summary'))}"
+    )
+
+
+def read_text(value: object) -> str:
+    """Return a value of an event as text, cut off if it is long."""
+    return "" if value is None else str(value)[:_MAX_TEXT]

@@ -37,8 +37,12 @@ from dtslurm.diagnose.gpu_request import with_gpu_request
 from dtslurm.diagnose.peer_failures import find_first_weak_end, judge_peer_failures
 from dtslurm.diagnose.ranks_apart import FIX, find_ranks_apart
 from dtslurm.diagnose.reasons import EXCEPTION, Classifier, Reason, signal_of
-from dtslurm.diagnose.recorded import find_observed_verdict, find_recorded_verdict, judge_checkpointed_ranks
-from dtslurm.diagnose.role_failures import judge_role_failure
+from dtslurm.diagnose.recorded import (
+    find_observed_verdict,
+    find_recorded_verdict,
+    judge_checkpointed_ranks,
+    judge_role_failure,
+)
 from dtslurm.diagnose.setup import add_setup_failures
 from dtslurm.diagnose.space import add_full_disk
 from dtslurm.diagnose.supervisor_faults import batch_script_killed, with_stopped_supervisor

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
-from dtslurm.model.jobs.roles import Role, port_variable
+from dtslurm.model.jobs.roles import RoleSpec, port_variable
 from dtslurm.model.shell import RawShell, quote_with_job_values
 from dtslurm.render.engine import Engine
 from dtslurm.render.text import wrap
@@ -38,7 +38,7 @@ def role_files(
         yield f"role-{role.name}-task.sh", engine.render("roles/task.sh.j2", role_values | _task_values(role))
 
 
-def _task_values(role: Role) -> dict[str, object]:
+def _task_values(role: RoleSpec) -> dict[str, object]:
     options = role.options
     command = tuple(quote_with_job_values(word, roles=True) for word in (*options.command, *options.args))
     port_format = json.dumps(dict.fromkeys(role.ports, "%d")).replace('"%d"', "%d")
@@ -46,7 +46,7 @@ def _task_values(role: Role) -> dict[str, object]:
         "environment": options.environment,
         "role_setup": tuple(RawShell(line) for line in options.setup),
         "role_variables": [
-            {"name": RawShell(name), "value": quote_with_job_values(value, roles=True)}
+            {"name": RawShell(name), "value": quote_with_job_values(value or "", roles=True)}
             for name, value in options.env.items()
         ],
         "ports": bool(role.ports),
@@ -69,7 +69,7 @@ def roles_plan(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout) -> di
     }
 
 
-def _describe_role(role: Role) -> dict[str, object]:
+def _describe_role(role: RoleSpec) -> dict[str, object]:
     options, ready = role.options, role.ready
     return {
         "name": role.name,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.worker.lib.json_records import read_object, whole_number
 
 _FILE = "roles.json"
 _READ_S = 0.5  # the file is read at most so often
@@ -88,12 +88,12 @@ class Role:
         """The URLs of the instances that are ready now."""
         return [instance.url for instance in self.instances if instance.state == "ready" and instance.url]
 
-    def wait(self, timeout: float = 600.0, least: int | None = None) -> list[str]:
+    def wait(self, timeout: float = 600.0, min_count: int | None = None) -> list[str]:
         """Wait until instances are ready, and return their URLs.
 
         Args:
             timeout: seconds to wait at most.
-            least: the number of instances that suffices; by default all.
+            min_count: the number of instances that suffices; by default all.
 
         Raises:
             TimeoutError: too few instances were ready in time.
@@ -102,7 +102,7 @@ class Role:
         while True:
             instances = self.instances
             ready = [instance for instance in instances if instance.state == "ready"]
-            if instances and len(ready) >= (len(instances) if least is None else least):
+            if instances and len(ready) >= (len(instances) if min_count is None else min_count):
                 return [instance.url for instance in ready]
             if time.monotonic() >= deadline:
                 states = ", ".join(f"{self.name}-{item.number} {item.state}" for item in instances)
@@ -111,17 +111,25 @@ class Role:
             time.sleep(_POLL_S)
 
     def _read_roles(self) -> list[dict[str, object]]:
-        roles = read_object(str(self._path)).get("roles")
+        try:
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # the supervisor has not written it yet
+            return []
+        roles = document.get("roles") if isinstance(document, dict) else None
         return [role for role in roles if isinstance(role, dict)] if isinstance(roles, list) else []
 
 
 def _read_instance(values: dict[str, object]) -> RoleInstance:
     ports = values.get("ports")
     return RoleInstance(
-        number=whole_number(values.get("instance")) or 0,
+        number=_read_number(values.get("instance")),
         state=str(values.get("state")),
-        start=whole_number(values.get("start")) or 0,
+        start=_read_number(values.get("start")),
         host=str(values.get("host") or ""),
         url=str(values.get("url") or ""),
         ports={str(name): port for name, port in ports.items()} if isinstance(ports, dict) else {},
     )
+
+
+def _read_number(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.cli.printing import output
-from dtslurm.config import jobs
+from dtslurm.config.job_files import jobs
 from tests.cli.conftest import Run
 
 COLUMNS = (

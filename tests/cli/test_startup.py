@@ -64,7 +64,7 @@ def test_render_imports_no_job_file_module_and_no_package_metadata(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     loaded = imported_modules("render", "--cluster", "a100x8-ib", "-A", "x", "-t", "60", "train.py")
     assert "dtslurm.render.script" in loaded
-    unneeded = {"config.jobs", "model.job_file", "model.sweep", "model.diagnosis"}
+    unneeded = {"config.job_files.jobs", "model.job_file", "model.sweep", "model.diagnosis"}
     assert loaded & {"importlib.metadata", "email", *(f"dtslurm.{name}" for name in unneeded)} == set()
 
 

@@ -7,8 +7,9 @@ import jsonschema
 import pytest
 import yaml
 
-from dtslurm.config import jobs, schema
-from dtslurm.config.job_file_detection import is_job_file
+from dtslurm.config import schema
+from dtslurm.config.job_files import jobs
+from dtslurm.config.job_files.detection import is_job_file
 from dtslurm.errors import ProfileInvalid, RequestInvalid
 from dtslurm.model.jobs.job_file import JobFile
 from dtslurm.services.request.request import INTERNAL, JobRequest
@@ -126,7 +127,7 @@ def test_a_job_file_is_distinguished_from_a_configuration_file(
 
 def test_every_option_of_submit_can_be_in_a_job_file() -> None:
     names = {item.name for item in fields(JobRequest)} - INTERNAL
-    assert {item.name for item in fields(JobFile)} - {"variables", "stages", "sweep"} == names
+    assert {item.name for item in fields(JobFile)} - {"variables", "stages", "roles", "sweep"} == names
 
 
 def test_the_job_schema_accepts_the_same_files_as_the_loader(tmp_path: Path) -> None:

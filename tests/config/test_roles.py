@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.config import jobs
+from dtslurm.config.job_files import jobs
 from dtslurm.errors import ProfileInvalid
 from dtslurm.model.jobs.roles import Roles
 
@@ -90,15 +90,17 @@ def test_escaped_reference_stays_for_the_job(tmp_path: Path) -> None:
         (TRAINER + ROLLOUT.replace("per: node", "on: trainer"), "has none of its own; write 0"),
         (TRAINER + ROLLOUT.replace("per: node", "after: [trainr]"), "there is no role 'trainr'"),
         (
-            TRAINER.replace("nodes: 2", "after: [rollout]") + ROLLOUT.replace("per: node", "after: [trainer]"),
+            f"{TRAINER}{ROLLOUT}".replace("per: node", "after: [trainer]").replace(
+                "nodes: 2, args", "after: [rollout], args"
+            ),
             "the roles wait for each other: ",
         ),
-        (TRAINER + ROLLOUT.replace("per: node", "after: [trainer soon]"), "write NAME, NAME ready or NAME"),
+        (TRAINER + ROLLOUT.replace("per: node", "after: [trainer soon]"), "write NAME, NAME ready"),
         (TRAINER + ROLLOUT.replace("per: node", "ports: []"), "${port.http}: rollout has no port 'http'"),
-        (with_rollout("ports: [], ready: {tcp: true}"), "tcp needs a port, and the role"),
-        (with_rollout("ready: {tcp: grpc}"), "should be true or a port's name (http)"),
-        (with_rollout("ready: {http: health}"), "should be a path such as /health"),
-        (with_rollout("ready: {http: /, tcp: true}"), "has http and tcp: give one of"),
+        (with_rollout("ports: [], ready: {tcp: true}"), "tcp needs a port"),
+        (with_rollout("ready: {tcp: grpc}"), "should be true or a port's name"),
+        (with_rollout("ready: {http: health}"), "should be a path such as"),
+        (with_rollout("ready: {http: /, tcp: true}"), "has http and tcp: give"),
         (with_rollout("ready: {within: 1m}"), "has no check: give one of"),
         (with_rollout("ready: {line: '('}"), "is not a regular expression"),
         (with_rollout("restart: sometimes"), "should be alone, with trainer or never"),

@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from dtslurm.config import decode, jobs, strict_yaml
+from dtslurm.config import decode, strict_yaml
+from dtslurm.config.job_files import jobs
 from dtslurm.errors import DtslurmError
 from dtslurm.logs import stamps
 from dtslurm.logs.clean import safe

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dtslurm.config import jobs
+from dtslurm.config.job_files import jobs
 from dtslurm.launch import registry as launchers
 from dtslurm.planner import emit, hardware, search
 from dtslurm.planner.emit.job import segment

@@ -7,7 +7,7 @@ from dataclasses import field
 from hashlib import sha256
 
 from dtslurm.model.jobs.options import JobSettings, Placement
-from dtslurm.model.jobs.roles import WITH_MAIN, Role, Roles
+from dtslurm.model.jobs.roles import WITH_MAIN, Roles, RoleSpec
 from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.runs.record import JobRecord, mark
 from dtslurm.model.units import Memory, Walltime
@@ -78,7 +78,7 @@ class JobSpec(JobSettings):
     separate_streams: bool = False
 
     @property
-    def other_roles(self) -> tuple[Role, ...]:
+    def other_roles(self) -> tuple[RoleSpec, ...]:
         """The roles beside the training."""
         return self.roles.others if self.roles is not None else ()
 

@@ -41,13 +41,22 @@ class Stage(Work):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoleKeys(RoleOptions, Work):
+    """What runs beside other roles in one job; the role with a script is the main role, and has all keys of a
+    job file. Every other role has a command.
+    """
+
+    extends: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobFile(Work):
     """A job written down: the options of ``submit``, and what it runs.
 
     Attributes:
         variables: values that stand elsewhere in the file as ``${name}``; ``--set`` gives others.
         stages: jobs that follow each other, by name.
-        roles: what runs beside the script, by name; the role with a script has the job's own keys.
+        roles: what runs together in one job, by name.
     """
 
     cluster: str | None = None
@@ -55,4 +64,4 @@ class JobFile(Work):
     once: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     stages: Mapping[str, Stage] = field(default_factory=dict)
-    roles: Mapping[str, RoleOptions] = field(default_factory=dict)
+    roles: Mapping[str, RoleKeys] = field(default_factory=dict)

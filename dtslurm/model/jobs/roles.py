@@ -95,11 +95,11 @@ class RoleOptions:
     after: tuple[str, ...] = ()
     environment: str | None = None
     setup: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Role:
+class RoleSpec:
     """A role beside the main role, checked.
 
     Attributes:
@@ -145,7 +145,7 @@ class Roles:
 
     main: str
     after: tuple[tuple[str, str], ...] = ()
-    others: tuple[Role, ...] = ()
+    others: tuple[RoleSpec, ...] = ()
 
     @property
     def nodes(self) -> int:
@@ -168,7 +168,7 @@ def port_variable(name: str) -> str:
     return f"DTSLURM_PORT_{name.upper()}"
 
 
-def role_variables(role: Role) -> tuple[str, ...]:
+def role_variables(role: RoleSpec) -> tuple[str, ...]:
     """Return the names of the variables with the addresses of a role's instances."""
     prefix = variable_prefix(role.name)
     by_port = (f"{prefix}_PORTS_{port.upper()}" for port in role.ports)
@@ -199,4 +199,4 @@ def referenced_ports(texts: Iterable[str]) -> list[str]:
 
 def texts_of(options: RoleOptions) -> Sequence[str]:
     """Return the texts of a role in which references are replaced."""
-    return (*options.command, *options.args, *options.env.values())
+    return (*options.command, *options.args, *(value or "" for value in options.env.values()))

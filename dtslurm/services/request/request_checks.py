@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dtslurm.checks import job_checks
-from dtslurm.config.job_file_detection import is_job_file
+from dtslurm.checks import job_checks, role_checks
+from dtslurm.config.job_files.detection import is_job_file
 from dtslurm.launch.base import Launcher
 from dtslurm.launch.layout import Resolution
 from dtslurm.model.cluster import ClusterProfile
@@ -100,6 +100,7 @@ def find_conflicts(
         *staging.problems(request, spec, profile),
         *job_checks.check_sbatch_options(spec, layout),
         *job_checks.find_rule_conflicts(spec, profile, layout),
+        *(role_checks.find_gpu_conflicts(spec, layout) if layout is not None else ()),
     ]
     if launcher is not None:
         conflicts += launcher.check_options(spec)

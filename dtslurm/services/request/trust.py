@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from dtslurm import assets
 from dtslurm.config import files, project, trust
-from dtslurm.config.job_file_detection import is_job_file
+from dtslurm.config.job_files.detection import is_job_file
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.shell import quote
 from dtslurm.model.values import dataclass
 from dtslurm.services.wiring.context import Context
 
 if TYPE_CHECKING:  # not imported at run time: a script alone needs no job files
-    from dtslurm.config.jobs import LoadedJob
+    from dtslurm.config.job_files.jobs import LoadedJob
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,13 @@ from time import localtime, strftime
 from typing import Any
 
 from dtslurm.diagnose.ranks_apart import NOT_DISTRIBUTED, RanksApart, find_ranks_apart
-from dtslurm.diagnose.role_failures import describe_role_failure, find_role_failure
-from dtslurm.diagnose.supervisor_events import SUPERVISOR_STOPPED, find_killed_script, find_stopped_supervisor
+from dtslurm.diagnose.supervisor_events import (
+    SUPERVISOR_STOPPED,
+    describe_role_failure,
+    find_killed_script,
+    find_role_failure,
+    find_stopped_supervisor,
+)
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus, StateFlag

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtslurm.config.job_file_detection import is_job_file
+from dtslurm.config.job_files.detection import is_job_file
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.values import dataclass
@@ -16,7 +16,7 @@ from dtslurm.services.wiring.context import Context
 from dtslurm.suggestions import suggest_name
 
 if TYPE_CHECKING:
-    from dtslurm.config.jobs import LoadedJob, LoadedStage
+    from dtslurm.config.job_files.jobs import LoadedJob, LoadedStage
     from dtslurm.model.jobs.sweep import Sweep
     from dtslurm.services.submit.prepare import Prepared
     from dtslurm.services.submit.sweep import PlannedSweep
@@ -92,7 +92,7 @@ def load_jobs(
         ]:
             raise RequestInvalid(problems)
         return [JobToSubmit(request=request)]
-    from dtslurm.config import jobs
+    from dtslurm.config.job_files import jobs
     from dtslurm.services.request.trust import require_trust
 
     home = context.env.get("HOME")

@@ -247,6 +247,8 @@ class RoleMonitor:
         return all(instance.state in (READY, ENDED) for instance in wanted)
 
     def _may_start(self, instance: Instance) -> bool:
+        if self.restart_main and instance.role.restart == WITH_MAIN:
+            return False  # until the attempt of the main role has ended
         return time.monotonic() >= instance.not_before and all(
             self._has_reached(name, state) for name, state in instance.role.after
         )
@@ -383,9 +385,9 @@ class RoleMonitor:
             text = "it did not respond for {:.0f} s".format(now - instance.answered_at)
             self._end_and_restart(instance, "unresponsive", text)
 
-    def _end_and_restart(self, instance: Instance, why: str, summary: str) -> None:
+    def _end_and_restart(self, instance: Instance, slug: str, summary: str) -> None:
         instance.kill_and_wait()
-        self._consider_restart(instance, {"cause": why, "summary": summary, "hopeless": False})
+        self._consider_restart(instance, {"cause": slug, "summary": summary, "hopeless": False})
 
     # ---- Ends ----
 
@@ -450,7 +452,7 @@ class RoleMonitor:
         instance.set_state(WAITING)
 
     def _fail(
-        self, instance: Instance, why: str, summary: str, *, reason: str = "", code: Optional[int] = None
+        self, instance: Instance, slug: str, summary: str, *, reason: str = "", code: Optional[int] = None
     ) -> None:
         """End the run because of an instance that cannot come back."""
         instance.set_state(FAILED)
@@ -459,7 +461,7 @@ class RoleMonitor:
         )
         last_lines = cause.read_last_lines(instance.folder, instance.start) if instance.start >= 0 else []
         self._event(
-            instance, "role_failed", cause=why, summary=summary, reason=reason, lines=last_lines,
+            instance, "role_failed", cause=slug, summary=summary, reason=reason, lines=last_lines,
             log=os.path.relpath(instance.log, self.run_dir),
         )  # fmt: skip
         self.supervisor.say("role {}{}".format(text, "; " + reason if reason else ""))

@@ -11,7 +11,7 @@ ALONE, WITH_MAIN, NEVER = "alone", "with main", "never"
 
 
 class RolePlan(NamedTuple):
-    """One role beside the main role; see `dtslurm.model.jobs.roles.Role`.
+    """One role beside the main role; see `dtslurm.model.jobs.roles.RoleSpec`.
 
     Attributes:
         nodes: the nodes that the role has for itself; 0 if it shares those of the role ``on``.

@@ -16,7 +16,8 @@ from dataclasses import field, fields
 from pathlib import Path
 
 from dtslurm import assets
-from dtslurm.config import chain, decode, files, origins, roles
+from dtslurm.config import chain, decode, files, origins
+from dtslurm.config.job_files import roles
 from dtslurm.config.tree import Items, Node, Problem, Scalar, Table
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.jobs import stages

@@ -10,7 +10,7 @@ from dtslurm import assets
 from dtslurm.config import chain, decode, files, strict_yaml
 from dtslurm.config.tree import MappingEntry, Problem, Scalar, Table
 from dtslurm.model.jobs import roles
-from dtslurm.model.jobs.roles import Role, RoleOptions, Roles
+from dtslurm.model.jobs.roles import RoleOptions, Roles, RoleSpec
 from dtslurm.model.values import dataclass
 from dtslurm.suggestions import suggest_name
 
@@ -141,20 +141,20 @@ def read(
     if len(problems) > count:
         return None
     checker = _Checker(tables, substituted, options, problems)
-    others = tuple(checker.build(name) for name in options)
-    main_after = checker.main_order(others)
-    for problem in _find_shared_variables(others):
+    other_roles = tuple(checker.build(name) for name in options)
+    main_after = checker.main_order(other_roles)
+    for problem in _find_shared_variables(other_roles):
         checker.report(problem[0], "ports", problem[1])
     for text in main_texts:
-        checker.check_references(tables.main, "args", (text,), {role.name: role for role in others}, ())
-    checker.check_cycles(others, main_after)
-    return None if len(problems) > count else Roles(main=tables.main, after=main_after, others=others)
+        checker.check_references(tables.main, "args", (text,), {role.name: role for role in other_roles}, ())
+    checker.check_cycles(other_roles, main_after)
+    return None if len(problems) > count else Roles(main=tables.main, after=main_after, others=other_roles)
 
 
-def _find_shared_variables(others: tuple[Role, ...]) -> Iterator[tuple[str, str]]:
+def _find_shared_variables(other_roles: tuple[RoleSpec, ...]) -> Iterator[tuple[str, str]]:
     """Yield (role, message) for roles and ports whose variables would have the same name."""
     role_by_variable: dict[str, str] = {}
-    for role in others:
+    for role in other_roles:
         for variable in roles.role_variables(role):
             other = role_by_variable.setdefault(variable, role.name)
             if other != role.name:
@@ -181,14 +181,14 @@ class _Checker:
         source, line = (entry.source, entry.line) if entry else (table.source, table.line)
         self._problems.append(Problem(source, line, f"{KEY}.{name}.{key}", message))
 
-    def build(self, name: str) -> Role:
+    def build(self, name: str) -> RoleSpec:
         """Return a role with the values that follow from its keys."""
         options = self._options[name]
         ports = self._choose_ports(name, options)
         self._check_command(name, options)
         self._check_readiness(name, options, ports)
         nodes, on, instances = self._choose_nodes(name, options)
-        role = Role(
+        role = RoleSpec(
             name=name,
             options=options,
             nodes=nodes,
@@ -202,17 +202,20 @@ class _Checker:
         self.check_references(name, "command", roles.texts_of(options), described, ports)
         return role
 
-    def _describe(self, name: str) -> Role:
+    def _describe(self, name: str) -> RoleSpec:
         """Return a role with its ports only, for the checks of references."""
         options = self._options[name]
         ports = self._port_names(options)
-        return Role(name=name, options=options, nodes=0, on="", instances=1, ports=ports, restart="")
+        return RoleSpec(name=name, options=options, nodes=0, on="", instances=1, ports=ports, restart="")
 
     def _check_command(self, name: str, options: RoleOptions) -> None:
         if not options.command:
             self.report(name, "command", "is missing: give a list, such as [vllm, serve, MODEL]")
         elif not options.command[0]:
             self.report(name, "command", "begins with an empty word")
+        for variable, value in options.env.items():
+            if value is None:
+                self.report(name, "env", f"{variable} needs a value; secrets of the job reach all roles")
 
     def _port_names(self, options: RoleOptions) -> tuple[str, ...]:
         if options.ports is not None:
@@ -299,20 +302,22 @@ class _Checker:
             else:
                 yield match[1], match[2] or "ready"
 
-    def main_order(self, others: tuple[Role, ...]) -> tuple[tuple[str, str], ...]:
+    def main_order(self, other_roles: tuple[RoleSpec, ...]) -> tuple[tuple[str, str], ...]:
         """Return which roles the main role waits for: those that it names, by default all."""
         main = self._tables.main
         entry = self._tables.main_table.entries.get("after")
         if entry is None:
-            later = {role.name for role in others if any(first == main for first, _ in role.after)}
-            return tuple((role.name, "ready") for role in others if role.name not in later)
+            later = {role.name for role in other_roles if any(first == main for first, _ in role.after)}
+            return tuple((role.name, "ready") for role in other_roles if role.name not in later)
         items = entry.value.items if not isinstance(entry.value, Table | Scalar) else (entry.value,)
         texts = tuple(item.text or "" for item in items if isinstance(item, Scalar))
         return tuple(self._read_after(main, texts))
 
-    def check_cycles(self, others: tuple[Role, ...], main_after: tuple[tuple[str, str], ...]) -> None:
+    def check_cycles(
+        self, other_roles: tuple[RoleSpec, ...], main_after: tuple[tuple[str, str], ...]
+    ) -> None:
         """Record a cycle of roles that wait for each other."""
-        order = {role.name: [first for first, _ in role.after] for role in others}
+        order = {role.name: [first for first, _ in role.after] for role in other_roles}
         order[self._tables.main] = [first for first, _ in main_after]
         try:
             TopologicalSorter(order).prepare()
@@ -322,17 +327,22 @@ class _Checker:
             self.report(name, "after", f"the roles wait for each other: {cycle}")
 
     def check_references(
-        self, name: str, key: str, texts: Sequence[str], others: Mapping[str, Role], ports: tuple[str, ...]
+        self,
+        name: str,
+        key: str,
+        texts: Sequence[str],
+        other_roles: Mapping[str, RoleSpec],
+        ports: tuple[str, ...],
     ) -> None:
         """Record references to roles and ports that do not exist."""
         for text in texts:
             for match in roles.REFERENCE.finditer(text):
-                if not match[1] and (problem := _find_reference_problem(match, name, others, ports)):
+                if not match[1] and (problem := _find_reference_problem(match, name, other_roles, ports)):
                     self.report(name, key, f"{match[0]}: {problem}")
 
 
 def _find_reference_problem(
-    match: re.Match[str], name: str, others: Mapping[str, Role], ports: tuple[str, ...]
+    match: re.Match[str], name: str, other_roles: Mapping[str, RoleSpec], ports: tuple[str, ...]
 ) -> str:
     kind, text = match[2], match[3]
     if kind == "port":
@@ -343,11 +353,11 @@ def _find_reference_problem(
     role, _, rest = text.partition(".")
     if role == name:
         return "a role cannot refer to its own addresses"
-    if role not in others:
-        return f"there is no role {role!r} with addresses{suggest_name(role, list(others))}"
+    if role not in other_roles:
+        return f"there is no role {role!r} with addresses{suggest_name(role, list(other_roles))}"
     if roles.reference_variable(kind, text) is None:
         return f"write role.{role}.hosts, role.{role}.urls or role.{role}.ports"
     port = rest.partition(".")[2]
-    if port and port not in others[role].ports:
-        return f"{role} has no port {port!r} (ports: {', '.join(others[role].ports) or 'none'})"
+    if port and port not in other_roles[role].ports:
+        return f"{role} has no port {port!r} (ports: {', '.join(other_roles[role].ports) or 'none'})"
     return ""

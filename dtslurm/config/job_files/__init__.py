@@ -1,0 +1,1 @@
+"""Job files: their detection, stages, roles and variables."""
