@@ -222,6 +222,7 @@ class JobScreen(BaseScreen):
             lines.append((f"the loss is no number since step {page.loss_diverged_at}", "bad"))
         if page.ranks_apart is not None:
             lines.append((safe(page.ranks_apart.text), "bad" if page.ranks_apart.is_fault else "dim"))
+        lines += words.describe_roles(page, has_ended=self._has_ended)
         lines += words.describe_outliers(page)
         self.show_lines("#progress", lines)
         events = self.query_one("#events", VerticalScroll)

@@ -17,6 +17,7 @@ from dtslurm.dashboard.charts.plot import draw_bar
 from dtslurm.logs.clean import safe
 from dtslurm.model.runs.telemetry import RankCell, TrainPoint
 from dtslurm.presentation.quantities import METRIC_LABELS, duration, format_bytes_short, pluralize
+from dtslurm.presentation.roles import describe_role
 from dtslurm.presentation.states import STALLED, describe_first_failure
 from dtslurm.services.observe.curves import join_attempts, restart_steps
 from dtslurm.services.observe.run_list import Board, ClusterLine, JobRow
@@ -338,6 +339,17 @@ def describe_empty_pane(content: str, page: Page, *, has_ended: bool) -> str:
     if page.trouble:
         return f"no {content}: {safe(page.trouble)}"
     return f"no {content}" if has_ended else f"no {content} yet"
+
+
+def describe_roles(page: Page, *, has_ended: bool) -> list[StyledText]:
+    """Return a line for each role beside the ranks: its instances, restarts and load."""
+    lines = []
+    for role in page.roles:
+        has_failed = any(instance.state == "failed" for instance in role.active)
+        is_ready = role.ready_count == len(role.active)
+        kind = "bad" if has_failed else "dim" if has_ended else "good" if is_ready else "warn"
+        lines.append((f"{role.name}: {safe(describe_role(role, has_ended=has_ended))}", kind))
+    return lines
 
 
 def describe_outliers(page: Page) -> list[StyledText]:

@@ -13,6 +13,7 @@ from dtslurm.diagnose.ranks_apart import RanksApart, find_ranks_apart
 from dtslurm.model.chunking import Rest, chunked
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.activity import Activity
+from dtslurm.model.runs.roles import RoleState
 from dtslurm.model.runs.telemetry import (
     FirstFailure,
     GpuSample,
@@ -103,6 +104,7 @@ class Page:
         points: training metrics, oldest first.
         events: the run's events, oldest first.
         activity: the activity of the ranks of a running job, None if unknown.
+        roles: the roles beside the ranks, in a run with several roles.
         trouble: the reason why there is no newer data, empty if there is none.
     """
 
@@ -120,6 +122,7 @@ class Page:
     events: tuple[Mapping[str, Any], ...] = ()
     forecast: Forecast | None = None
     activity: Activity | None = None
+    roles: tuple[RoleState, ...] = ()
     trouble: str = ""
 
     @cached_property
@@ -236,6 +239,7 @@ def page(
         events=tuple(drop_outdated_staging((*old_events, *telemetry.events))[-MOST_EVENTS:]),
         forecast=end_forecast,
         activity=activity,
+        roles=telemetry.roles,
     )
 
 

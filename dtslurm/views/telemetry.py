@@ -21,6 +21,7 @@ from dtslurm.model.runs.telemetry import (
     TrainPoint,
 )
 from dtslurm.model.units import LARGEST_SKEW_S
+from dtslurm.views.role_states import parse_roles
 from dtslurm.worker.lib.json_records import finite_number, number
 
 _JsonObject = Mapping[str, Any]
@@ -64,6 +65,7 @@ def read(
         nodes=tuple(map(node, _list_of_mappings(answer.get("nodes")))),
         nodes_before=tuple(map(node, _list_of_mappings(answer.get("nodes_before")))),
         activity=tuple(map(node_activity, _list_of_mappings(answer.get("activity")))),
+        roles=parse_roles(answer.get("roles")),
         train=tuple(point(record, world_size) for record in train),
         train_from=_text_or_empty(answer.get("train_from")),
         events=tuple(_list_of_mappings(_mapping_or_empty(answer.get("events")).get("records"))),

@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import Any
 
 from dtslurm.model.runs.activity import NodeActivity
+from dtslurm.model.runs.roles import RoleState
 from dtslurm.model.values import dataclass
 
 # The values that a pattern can find in log lines; units as in `TrainPoint`, or as in their names.
@@ -196,6 +197,7 @@ class RunTelemetry:
         nodes: the latest sample of each node.
         nodes_before: samples of each node from about a minute earlier, to compute rates.
         activity: the latest activity of each node's ranks.
+        roles: the roles beside the ranks, in a run with several roles.
         train, events: new entries since the snapshot that was passed as ``after``, in order.
         train_from: the source of ``train``: ``file`` (``$DTSLURM_METRICS``), ``logs``, or empty so far.
         cursor: opaque position from which the next snapshot continues.
@@ -212,6 +214,7 @@ class RunTelemetry:
     nodes: tuple[NodeSample, ...] = ()
     nodes_before: tuple[NodeSample, ...] = ()
     activity: tuple[NodeActivity, ...] = ()
+    roles: tuple[RoleState, ...] = ()
     train: tuple[TrainPoint, ...] = ()
     train_from: str = ""
     events: tuple[Mapping[str, Any], ...] = ()

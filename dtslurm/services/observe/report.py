@@ -16,6 +16,7 @@ from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.state import JobStatus
 from dtslurm.model.runs.telemetry import RunTelemetry, TrainPoint
 from dtslurm.presentation.quantities import METRIC_LABELS, duration, format_utc
+from dtslurm.presentation.roles import describe_role
 from dtslurm.presentation.states import describe_first_failure, describe_state
 from dtslurm.render.page import page
 from dtslurm.services.observe.activity import is_running
@@ -84,7 +85,13 @@ def report(
         "failures": (),
         "trials": (),
         "curves_note": "dashed lines mark restarts" if any(curve["restarts"] for curve in curves) else "",
-        "summary": _summary_rows(view, telemetry, run_history.attempts),
+        "summary": [
+            *_summary_rows(view, telemetry, run_history.attempts),
+            *(
+                (f"role {role.name}", safe(describe_role(role, has_ended=view.terminal)))
+                for role in run_history.roles
+            ),
+        ],
         "verdict": verdict,
         "attempts": [_attempt_row(past_attempt) for past_attempt in run_history.attempts],
         "events": [

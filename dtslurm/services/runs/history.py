@@ -21,8 +21,9 @@ from dtslurm.services.runs.status import RunView
 from dtslurm.services.runs.sync import refresh
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm.parse import describe_exit
-from dtslurm.store.role_states import read_roles
 from dtslurm.store.rundir import RunDir
+from dtslurm.views.role_states import FILE, parse_roles
+from dtslurm.worker.lib.json_records import read_object
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ def history(context: Context, view: RunView) -> History:
         replace(attempt, script_changed=is_changed(submitted_digest, run, attempt.number))
         for attempt in _describe_ends(attempts, view)
     ]
-    return History(tuple(described_attempts), tuple(events), read_roles(run.path))
+    roles = parse_roles(read_object(str(run.path / FILE)).get("roles"))
+    return History(tuple(described_attempts), tuple(events), roles)
 
 
 def move_submission_first(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -11,9 +11,10 @@ from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.runs.status import views
 from dtslurm.services.runs.sync import refresh
 from dtslurm.services.wiring.context import Context
-from dtslurm.store.role_states import read_roles
 from dtslurm.store.rundir import RunDir
 from dtslurm.suggestions import suggest_name
+from dtslurm.views.role_states import FILE, parse_roles
+from dtslurm.worker.lib.json_records import read_object
 
 SCALE_FILE = "scale.json"
 MAX_INSTANCES = 1000
@@ -58,7 +59,7 @@ def scale_roles(context: Context, record: JobRecord, counts: Mapping[str, int]) 
         raise RequestInvalid(problems)
     current = {}
     refresh(context, [record])
-    for role in read_roles(Path(record.folder)):
+    for role in parse_roles(read_object(str(Path(record.folder) / FILE)).get("roles")):
         current[role.name] = len(role.active)
     document = json.dumps({**current, **counts}).encode()
     context.cluster_of(record).transport.put(document, f"{record.run_dir}/{SCALE_FILE}")

@@ -60,6 +60,7 @@ def answer(request: Dict[str, Any]) -> Dict[str, Any]:
         "first_failure": None,
         "nodes": [],
         "nodes_before": [],
+        "roles": read_object(os.path.join(run_dir, "roles.json")).get("roles") or [],
         "activity": [],
         "train": {"records": [], "offset": 0},
         "events": {"records": events, "offset": events_at},

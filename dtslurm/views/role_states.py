@@ -1,13 +1,12 @@
-"""Reads ``roles.json``, which the supervisor of a run with several roles writes."""
+"""Converts the JSON of ``roles.json``, which the supervisor of a run with several roles writes."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from dtslurm.model.jobs.roles import NAME
 from dtslurm.model.runs.roles import InstanceState, RoleState
-from dtslurm.worker.lib.json_records import finite_number, read_object, whole_number
+from dtslurm.worker.lib.json_records import finite_number, whole_number
 
 FILE = "roles.json"
 _STATES = {"waiting", "starting", "ready", "unresponsive", "ended", "failed", "removed"}
@@ -16,9 +15,8 @@ _MAX_TEXT = 200
 _LOADS = ("running", "waiting", "requests_per_s")
 
 
-def read_roles(folder: Path) -> tuple[RoleState, ...]:
-    """Return the roles in a run directory, without entries that are malformed; empty if there are none."""
-    roles = read_object(str(folder / FILE)).get("roles")
+def parse_roles(roles: Any) -> tuple[RoleState, ...]:
+    """Return the state of each role, without entries that are malformed; empty if there are none."""
     states = []
     for values in roles if isinstance(roles, list) else ():
         if isinstance(values, dict) and isinstance(name := values.get("name"), str) and NAME.fullmatch(name):
