@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
-
-from dtslurm.model.jobs.roles import reference_variable
+from collections.abc import Callable, Iterable
 
 _VARIABLE_REFERENCE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
 
@@ -42,27 +40,34 @@ JOB_VALUES = (
     *("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
     *("SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_STEP", "DTSLURM_RUN_DIR"),
 )
-_JOB_VALUE = rf"\{{({'|'.join(JOB_VALUES)})\}}|({'|'.join(JOB_VALUES)})\b"
-_JOB_VALUE_REFERENCE = re.compile(rf"(\$?)\$(?:{_JOB_VALUE})")
-_ROLE_OR_JOB_VALUE_REFERENCE = re.compile(rf"(\$?)\$(?:{_JOB_VALUE}|\{{(role|port)\.([^{{}}]*)\}})")
+JOB_VALUE = rf"\{{({'|'.join(JOB_VALUES)})\}}|({'|'.join(JOB_VALUES)})\b"
+_JOB_VALUE_REFERENCE = re.compile(rf"(\$?)\$(?:{JOB_VALUE})")
 
 
-def quote_with_job_values(text: str, *, roles: bool = False) -> str:
+def quote_with_job_values(text: str) -> str:
     """Return an argument as one word in which the shell expands ``$SLURM_ARRAY_TASK_ID`` and the like.
 
-    Only the names in `JOB_VALUES` are expanded; ``$$NAME`` stands for a literal ``$NAME``. With ``roles``,
-    ``${role.NAME.urls}`` and ``${port.NAME}`` are expanded as well; see `dtslurm.model.jobs.roles`.
+    Only the names in `JOB_VALUES` are expanded; ``$$NAME`` stands for a literal ``$NAME``.
+    """
+    return quote_with_expansions(text, _JOB_VALUE_REFERENCE, lambda match: match[2] or match[3])
+
+
+def quote_with_expansions(
+    text: str, references: re.Pattern[str], find_name: Callable[[re.Match[str]], str | None]
+) -> str:
+    """Return an argument as one word in which the shell expands references to variables.
+
+    Args:
+        references: matches a reference; its first group is ``$`` if the reference is escaped.
+        find_name: returns the variable of a reference, None for text that is no reference.
     """
     words, end = [], 0
-    pattern = _ROLE_OR_JOB_VALUE_REFERENCE if roles else _JOB_VALUE_REFERENCE
-    for match in pattern.finditer(text):
-        escape, name = match[1], match[2] or match[3]
-        if roles and name is None:
-            name = reference_variable(match[4], match[5])
+    for match in references.finditer(text):
+        name = find_name(match)
         if name is None:
             continue
         words.append(text[end : match.start()])
-        words.append(match[0][1:] if escape else RawShell(f'"${name}"'))
+        words.append(match[0][1:] if match[1] else RawShell(f'"${name}"'))
         end = match.end()
     if not words:
         return text

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
-from dtslurm.model.jobs.roles import RoleSpec, port_variable
-from dtslurm.model.shell import RawShell, quote_with_job_values
+from dtslurm.model.jobs.roles import RoleSpec, port_variable, quote_with_references
+from dtslurm.model.shell import RawShell
 from dtslurm.render.engine import Engine
 from dtslurm.render.text import wrap
 
@@ -40,13 +40,13 @@ def role_files(
 
 def _task_values(role: RoleSpec) -> dict[str, object]:
     options = role.options
-    command = tuple(quote_with_job_values(word, roles=True) for word in (*options.command, *options.args))
+    command = tuple(quote_with_references(word) for word in (*options.command, *options.args))
     port_format = json.dumps(dict.fromkeys(role.ports, "%d")).replace('"%d"', "%d")
     return {
         "environment": options.environment,
         "role_setup": tuple(RawShell(line) for line in options.setup),
         "role_variables": [
-            {"name": RawShell(name), "value": quote_with_job_values(value or "", roles=True)}
+            {"name": RawShell(name), "value": quote_with_references(value or "")}
             for name, value in options.env.items()
         ],
         "ports": bool(role.ports),

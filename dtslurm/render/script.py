@@ -13,6 +13,7 @@ from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile, Variable
 from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.jobs.roles import quote_with_references
 from dtslurm.model.shell import RawShell, join, quote_with_job_values, quote_with_variables
 from dtslurm.model.values import dataclass
 from dtslurm.render.directives import Directives, build, cpus_per_task
@@ -347,7 +348,8 @@ def _live_script(spec: JobSpec, run_place: RunPlace) -> str | None:
 
 def training_command(spec: JobSpec) -> tuple[str, ...]:
     """Return the command of one rank: the interpreter and script, the module, or the executable itself."""
-    args = tuple(quote_with_job_values(word, roles=bool(spec.other_roles)) for word in spec.args)
+    quote_argument = quote_with_references if spec.other_roles else quote_with_job_values
+    args = tuple(map(quote_argument, spec.args))
     if spec.module:
         return (spec.python, "-m", spec.script, *args)
     if spec.script.endswith(".py"):

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
+from dtslurm.config import schema
 from dtslurm.config.job_files import jobs
 from dtslurm.errors import ProfileInvalid
 from dtslurm.model.jobs.roles import Roles
@@ -144,3 +148,36 @@ def test_references_outside_of_roles_are_unknown_variables(tmp_path: Path) -> No
     )
     text = "roles:\n  trainer: {script: train.py, env: {A: '${role.b.urls}'}}\n  b: {command: [x]}\n"
     assert any("no variable 'role.b.urls'" in problem for problem in problems_of(tmp_path, text))
+
+
+def test_the_documented_job_file_is_valid(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "roles.md").read_text()
+    [block] = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    loaded = load(tmp_path, block)
+    roles = loaded.stages[0].roles
+    assert roles is not None
+    assert [(role.name, role.nodes, role.instances) for role in roles.others] == [
+        ("rollout", 2, 2),
+        ("judge", 0, 1),
+    ]
+    assert roles.others[0].options.metrics == "/metrics"
+
+
+def test_the_job_schema_accepts_the_documented_file() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "roles.md").read_text()
+    [block] = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    checker = jsonschema.Draft202012Validator(schema.job_schema())
+    document = yaml.safe_load(block.replace(" on:", ' "on":'))  # PyYAML reads a bare on as true
+    assert list(checker.iter_errors(document)) == []
+    assert list(checker.iter_errors({"roles": {"a": {"comand": ["x"]}}}))
+
+
+@pytest.mark.parametrize("name", ["http", "sglang", "tensorboard", "vllm"])
+def test_ready_made_roles_are_documented_and_valid(name: str, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "roles.md").read_text()
+    assert f"\n| `{name}` |" in text
+    command = ", command: [serve]" if name == "http" else ""
+    [role] = read_roles(
+        tmp_path, f"  trainer: {{script: train.py}}\n  server: {{extends: {name}{command}}}\n"
+    ).others
+    assert role.ready.http

@@ -48,7 +48,7 @@ COLUMNS = {
     "signals, survival, health": (
         "test_signals", "test_survive", "test_survival", "test_health", "test_elastic", "test_held",
         "test_supervisor_killed", "test_clock_skew", "test_lost_agents",
-        "test_large_layout",
+        "test_large_layout", "test_roles",
     ),
     "data, sweeps": ("test_staging", "test_sweeps"),
     "cluster discover, check": ("test_discover", "test_fabric_check"),

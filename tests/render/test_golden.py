@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import dtslurm
+from dtslurm.model.jobs.roles import Readiness, RoleOptions, Roles, RoleSpec
 from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.shell import RawShell
 from dtslurm.render.script import RunPlace
@@ -232,6 +233,45 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "a100x8-ib",
         "srun",
         {"nodes": 2, "spare_nodes": 1, "stage_in": ("/data/imagenet:$TMPDIR/imagenet:name=imagenet",)},
+    ),
+    "a100x8-ib-roles": (
+        "a100x8-ib",
+        "torchrun",
+        {
+            "nodes": 2,
+            "ntasks_per_node": 7,
+            "signal_before": 120,
+            "args": ("--servers", "${role.rollout.urls}"),
+            "roles": Roles(
+                main="trainer",
+                after=(("rollout", "ready"), ("judge", "ready")),
+                others=(
+                    RoleSpec(
+                        name="rollout",
+                        options=RoleOptions(
+                            command=("vllm", "serve", "a model", "--port", "${port.http}"),
+                            ready=Readiness(http="/health"),
+                            env={"KEY": "it's ${port.weights}"},
+                            setup=("module load cuda",),
+                        ),
+                        nodes=2,
+                        on="",
+                        instances=2,
+                        ports=("http", "weights"),
+                        restart="alone",
+                    ),
+                    RoleSpec(
+                        name="judge",
+                        options=RoleOptions(command=("python", "judge.py"), gpus=1, environment="/v e"),
+                        nodes=0,
+                        on="trainer",
+                        instances=1,
+                        ports=(),
+                        restart="never",
+                    ),
+                ),
+            ),
+        },
     ),
     "a100x8-ib-2nodes-fabric-check": ("a100x8-ib", "torchrun", {"nodes": 2, "fabric_check": True}),
 }

@@ -13,7 +13,6 @@ from dtslurm.diagnose.supervisor_events import find_stopped_supervisor
 from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
 from dtslurm.presentation.node_sets import fold_nodes
 from dtslurm.presentation.quantities import duration
-from dtslurm.presentation.roles import describe_role
 from dtslurm.presentation.states import STALLED
 from dtslurm.services.runs.changed_script import describe_changed_script
 from dtslurm.services.runs.queued_jobs import UNREADABLE, cancel_command
@@ -246,10 +245,7 @@ def _iterate_facts(view: RunView, history: History, now: float, job: str | None)
     changed_attempts = [attempt.number for attempt in history.attempts if attempt.script_changed]
     yield "note", describe_changed_script(record, changed_attempts)
     yield "ranks", f"{record.world_size} by {record.launcher}" if record.launcher else str(record.world_size)
-    label = "roles"
-    for role in history.roles:
-        yield label, f"{role.name}: {describe_role(role, has_ended=view.terminal)}"
-        label = ""
+    yield from _describe_roles(view, history)
     limit = view.time_limit
     if limit is not None:
         yield "limit", duration(limit)
@@ -272,6 +268,15 @@ def _iterate_facts(view: RunView, history: History, now: float, job: str | None)
     yield "parent run", record.parent
     yield "asked", _describe_query(view, now)
     yield "next", _suggest_commands(view, job or view.record.job_id or view.record.token)
+
+
+def _describe_roles(view: RunView, history: History) -> Iterator[tuple[str, str]]:
+    label = "roles"
+    for role in history.roles:
+        from dtslurm.presentation.roles import describe_role  # few runs have several roles
+
+        yield label, f"{role.name}: {describe_role(role, has_ended=view.terminal)}"
+        label = ""
 
 
 def _iterate_state_facts(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Literal
 
+from dtslurm.model.shell import JOB_VALUE, quote_with_expansions
 from dtslurm.model.units import Walltime
 from dtslurm.model.values import dataclass
 
@@ -18,6 +19,7 @@ DEFAULT_SILENCE_S = 30
 ALONE, WITH_MAIN, NEVER = "alone", "with main", "never"
 # ${role.rollout.urls}, ${role.rollout.ports.weights} and ${port.http} stand for values known only in the job.
 REFERENCE = re.compile(r"(\$?)\$\{(role|port)\.([^{}]*)\}")
+_ALL_REFERENCES = re.compile(rf"(\$?)\$(?:{JOB_VALUE}|\{{(role|port)\.([^{{}}]*)\}})")
 _ROLE_REFERENCE = re.compile(rf"({NAME.pattern})\.(hosts|urls|ports)(?:\.({PORT_NAME.pattern}))?")
 
 
@@ -185,10 +187,13 @@ def reference_variable(kind: str, text: str) -> str | None:
     return f"{variable_prefix(match[1])}_{match[2].upper()}" + (f"_{match[3].upper()}" if match[3] else "")
 
 
-def referenced_roles(texts: Iterable[str]) -> list[str]:
-    """Return the names of the roles that texts refer to, each once."""
-    matches = (match for text in texts for match in REFERENCE.finditer(text) if not match[1])
-    return list(dict.fromkeys(match[3].partition(".")[0] for match in matches if match[2] == "role"))
+def quote_with_references(text: str) -> str:
+    """Return an argument as one word in which the shell expands the job's values, and references to roles."""
+    return quote_with_expansions(
+        text,
+        _ALL_REFERENCES,
+        lambda match: match[2] or match[3] or reference_variable(match[4], match[5]),
+    )
 
 
 def referenced_ports(texts: Iterable[str]) -> list[str]:

@@ -1,0 +1,148 @@
+"""The nodes, ports, load and causes of the roles of a run, without a supervisor."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.roles import Readiness, RoleOptions, Roles, RoleSpec
+from dtslurm.render.roles import roles_plan
+from dtslurm.worker.supervisor.roles import cause, probes
+from dtslurm.worker.supervisor.roles.plan import (
+    FIRST_PORT,
+    LAST_PORT,
+    RolesPlan,
+    assign_nodes,
+    first_port,
+    read_plan,
+)
+
+METRICS = """\
+# HELP vllm:num_requests_waiting Number of requests waiting.
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:num_requests_waiting{engine="1",model_name="m"} 5
+vllm:request_success_total{finished_reason="stop"} 1e2
+vllm:num_requests_swapped nan-ish
+garbage
+"""
+LAYOUT = TaskLayout(nodes=2, ranks_per_node=8, gpus_per_node=8, cpus_per_rank=None, mem=None, time=None)
+
+
+def role(name: str, **values: object) -> RoleSpec:
+    options = RoleOptions(command=("serve",), ready=Readiness(http="/health"))
+    defaults = {"nodes": 1, "on": "", "instances": 1, "ports": ("http",), "restart": "alone"}
+    return RoleSpec(**{"name": name, "options": options, **defaults, **values})  # type: ignore[arg-type]
+
+
+def plan_of(folder: Path, *others: RoleSpec) -> RolesPlan:
+    """Return the plan that the supervisor reads, from the file that a submission writes."""
+    spec = JobSpec(
+        name="train",
+        script="train.py",
+        work_dir="/w",
+        launcher="srun",
+        roles=Roles(main="trainer", after=(("rollout", "ready"),), others=others),
+    )
+    document = roles_plan(spec, ClusterProfile(name="c"), LAYOUT)
+    (folder / "roles.json").write_text(json.dumps(document))
+    plan = read_plan(str(folder))
+    assert plan is not None
+    return plan
+
+
+def test_plan_of_a_submission_is_read_by_the_supervisor(tmp_path: Path) -> None:
+    assert read_plan(str(tmp_path)) is None
+    plan = plan_of(tmp_path, role("rollout", nodes=2, instances=2), role("judge", nodes=0, on="trainer"))
+    assert (plan.main, plan.main_after, plan.gpus_per_node) == ("trainer", [("rollout", "ready")], 8)
+    rollout, judge = plan.roles
+    assert (rollout.http, rollout.ready_port, rollout.within_s, rollout.silence_s) == (
+        "/health",
+        "http",
+        600,
+        30,
+    )
+    assert (rollout.per_node, judge.per_node, judge.on) == (True, False, "trainer")
+    assert rollout.is_server
+    assert rollout.prefix == "DTSLURM_ROLE_ROLLOUT"
+
+
+def test_main_role_gets_the_first_healthy_nodes_and_other_roles_the_next(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, role("rollout", nodes=2, instances=2), role("judge", nodes=0, on="trainer"))
+    nodes = ["n1", "n2", "n3", "n4", "n5"]
+    assert assign_nodes(plan, nodes, nodes, 2) == {
+        "trainer": ["n1", "n2"],
+        "rollout": ["n3", "n4"],
+        "judge": ["n1", "n2"],
+    }
+    healthy = ["n1", "n3", "n4", "n5"]
+    assert assign_nodes(plan, nodes, healthy, 2)["rollout"] == ["n4", "n5"]
+    assert assign_nodes(plan, nodes[:4], ["n1", "n3", "n4"], 2)["rollout"] == ["n4", "n2"]
+
+
+def test_instances_of_a_job_try_different_ports_first() -> None:
+    ports = [first_port("1234567", slot) for slot in range(64)]
+    assert len(set(ports)) == 64
+    assert all(FIRST_PORT <= port <= LAST_PORT for port in ports)
+    assert first_port("", 3) == FIRST_PORT + 3
+
+
+def test_load_is_the_sum_over_the_engines_of_a_server() -> None:
+    assert probes.parse_load(METRICS) == {"running": 3.0, "waiting": 7.0, "requests": 100.0}
+    assert probes.parse_load('sglang:num_queue_reqs{tp="0"} 4\n') == {"waiting": 4.0}
+    assert probes.parse_load("\0\n{}\n") == {}
+
+
+def test_line_and_file_in_the_run_directory_are_checks_of_readiness(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, role("rollout"))
+    log = tmp_path / "log"
+    by_line = replace_check(plan, line="^ready (now|soon)$")
+    assert not probes.is_ready(by_line, "h", {}, str(log), str(tmp_path))
+    log.write_text("not ready now\nready soon\n")
+    assert probes.is_ready(by_line, "h", {}, str(log), str(tmp_path))
+    by_file = replace_check(plan, file="ready")
+    assert not probes.is_ready(by_file, "h", {}, str(log), str(tmp_path))
+    (tmp_path / "ready").touch()
+    assert probes.is_ready(by_file, "h", {}, str(log), str(tmp_path))
+    assert probes.is_ready(replace_check(plan), "h", {}, str(log), str(tmp_path))
+
+
+def replace_check(plan: RolesPlan, **check: str) -> probes.RolePlan:
+    return plan.roles[0]._replace(http=None, **check)
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "slug", "hopeless"),
+    [
+        (127, "role-a-task.sh: line 9: exec: serve: not found\n", "command-not-found", True),
+        (2, "usage: serve [-h]\nserve: error: unrecognized arguments: --prot\n", "bad-arguments", True),
+        (2, "No such option\n", "exit-code", False),
+        (137, "loading\n", "killed", False),
+    ],
+)
+def test_cause_of_an_end_follows_from_exit_code_and_log(
+    tmp_path: Path, code: int, log: str, slug: str, hopeless: bool
+) -> None:
+    (tmp_path / "logs/0").mkdir(parents=True)
+    (tmp_path / "ranks/0").mkdir(parents=True)
+    (tmp_path / "logs/0/rank-0.log").write_text(log)
+    cause.record_end(str(tmp_path), 0, "n1", 1000.0, code)
+    assert json.loads((tmp_path / "ranks/0/0.json").read_text())["exit_code"] == code
+    findings = cause.find_cause(str(tmp_path / "no rules"), str(tmp_path), 0, code, [])
+    assert (findings["cause"], findings["hopeless"]) == (slug, hopeless)
+    assert cause.read_last_lines(str(tmp_path), 0) == log.splitlines()
+
+
+def test_roles_count_as_nodes_of_the_allocation() -> None:
+    roles = Roles(main="trainer", others=(role("rollout", nodes=2), role("judge", nodes=0, on="trainer")))
+    spec = JobSpec(name="t", script="t.py", work_dir="/w", launcher="srun", spare_nodes=1, roles=roles)
+    assert spec.extra_nodes == 3
+    assert spec.supervised
+    assert not replace(spec, spare_nodes=0).restarted
+    shared = Roles(main="trainer", others=(role("rollout", restart="with main"),))
+    assert replace(spec, spare_nodes=0, roles=shared).restarted
