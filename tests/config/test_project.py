@@ -69,6 +69,7 @@ def test_every_project_default_is_an_option_of_submit() -> None:
         "cluster",
         "origins",
         "payload",
+        "roles",
         "separate_streams",
         "trials",
         "once",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_line_and_file_in_the_run_directory_are_checks_of_readiness(tmp_path: Pa
     assert probes.is_ready(replace_check(plan), "h", {}, str(log), str(tmp_path))
 
 
-def replace_check(plan: RolesPlan, **check: str) -> probes.RolePlan:
+def replace_check(plan: RolesPlan, **check: Any) -> probes.RolePlan:
     return plan.roles[0]._replace(http=None, **check)
 
 
