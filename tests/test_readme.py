@@ -92,6 +92,16 @@ def succeeds(folder: Path, environment: dict[str, str], line: str) -> bool:
     return run_dtslurm(shlex.split(line)[1:], cwd=folder, env=environment, timeout=600).returncode == 0
 
 
+def submit_roles(folder: Path, environment: dict[str, str]) -> str:
+    """Submit a run with the roles that the documentation names, and return its job id."""
+    server = "{command: [python3, -m, http.server, '${port.http}'], on: trainer, ready: {tcp: true}}"
+    main = "{script: roles.py, launcher: srun, time: 5}"
+    (folder / "roles.py").write_text("import time\ntime.sleep(5)\n")
+    (folder / "roles.yaml").write_text(f"roles:\n  trainer: {main}\n  rollout: {server}\n  judge: {server}\n")
+    (folder / "roles.yaml").chmod(0o644)
+    return run_line(folder, environment, "dtslurm submit --parsable roles.yaml").stdout.strip()
+
+
 def wait_for_requirements(
     line: str, project: tuple[Path, dict[str, str], str], slurm_lab: SlurmLab, job: str
 ) -> None:
@@ -112,7 +122,10 @@ def test_every_documented_dtslurm_command_succeeds(
     # So many commands in a row would use up what a user may ask of a scheduler.
     shutil.rmtree(folder / "cache" / "dtslurm" / "queues", ignore_errors=True)
     line = re.sub(r"\b(17|18|4711)\b", job, line)
-    if " cancel " in line or " logs -f" in line:
+    if " --role " in line or " scale " in line:
+        line = line.replace(job, roles_job := submit_roles(folder, environment))
+        job = roles_job
+    elif " cancel " in line or " logs -f" in line:
         (folder / "short.py").touch()
         job = run_line(folder, environment, "dtslurm submit --parsable -t 5 short.py").stdout.strip()
         line = f"{line.rpartition(' ')[0]} {job}"
@@ -136,7 +149,7 @@ def test_every_documented_dtslurm_command_succeeds(
         line = f"{line.rpartition(' ')[0]} {job}"
     wait_for_requirements(line, project, slurm_lab, job)
     done = run_line(folder, environment, line)
-    if " --live " in line:
+    if " --live " in line or " --role " in line or " scale " in line:
         run_line(folder, environment, f"dtslurm cancel {job}")
     if " submit " in line and " --wait " not in line:
         match = re.search(r"submitted job (\d+)", done.stderr)

@@ -147,7 +147,7 @@ def instances_of(cli: Cli, job: str, role: str = "rollout") -> list[dict[str, An
 
 @WITHOUT_SSH
 @pytest.mark.slow
-def test_killed_server_comes_back_and_the_losses_are_those_of_an_undisturbed_run(cli: Cli) -> None:
+def test_f91_killed_server_comes_back_and_the_losses_are_those_of_an_undisturbed_run(cli: Cli) -> None:
     job_file = write_job(cli, "train.py", TRAINER, nodes=2, ranks=2, launcher="torchrun")
     undisturbed, undisturbed_run = start(cli, job_file)
     job, run = start(cli, job_file)
@@ -195,7 +195,7 @@ def test_roles_are_shown_and_can_be_scaled(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_stopped_server_is_noticed_and_end_of_the_trainer_frees_the_nodes(cli: Cli) -> None:
+def test_f92_stopped_server_is_noticed_and_end_of_the_trainer_frees_the_nodes(cli: Cli) -> None:
     job, run = start(cli, write_job(cli, "wait.py", WAITER))
     wait_for_events(cli, run, "attempt", 1)
     cli.wait_until((run.path / "logs/0/rank-0.log").exists)
@@ -215,7 +215,7 @@ def test_stopped_server_is_noticed_and_end_of_the_trainer_frees_the_nodes(cli: C
 
 
 @WITHOUT_SSH
-def test_server_that_never_gets_ready_ends_the_run_with_its_last_lines(cli: Cli) -> None:
+def test_f93_server_that_never_gets_ready_ends_the_run_with_its_last_lines(cli: Cli) -> None:
     job_file = write_job(cli, "wait.py", WAITER)
     text = (cli.folder / job_file).read_text().replace("within: 1m", "within: 3s")
     cli.script(SERVER.replace("send_response(200)", "send_response(503)"), "serve.py")
@@ -236,7 +236,7 @@ def test_server_that_never_gets_ready_ends_the_run_with_its_last_lines(cli: Cli)
 
 
 @WITHOUT_SSH
-def test_failures_that_a_restart_cannot_mend_end_the_run_at_once(cli: Cli) -> None:
+def test_f96_failures_that_a_restart_cannot_mend_end_the_run_at_once(cli: Cli) -> None:
     job_file = write_job(cli, "wait.py", WAITER)
     cli.script("import argparse\nargparse.ArgumentParser().parse_args()\n", "serve.py")
     job, run = start(cli, job_file)
@@ -260,7 +260,7 @@ def test_role_that_uses_up_its_restarts_ends_the_run(cli: Cli) -> None:
 
 
 @WITHOUT_SSH
-def test_port_that_is_taken_is_replaced_by_a_free_one(cli: Cli) -> None:
+def test_f94_port_that_is_taken_is_replaced_by_a_free_one(cli: Cli) -> None:
     keys = "instances: 1, setup: ['while [ ! -e go ]; do sleep 0.1; done']"
     job, run = start(cli, write_job(cli, "wait.py", WAITER, keys=keys))
     wait_for_events(cli, run, "role_started", 1)
@@ -340,7 +340,7 @@ def _project(tmp_path: Path) -> Iterator[Cli]:
 
 
 @pytest.mark.slurm
-def test_instance_of_a_lost_node_moves_to_the_spare_node(
+def test_f95_instance_of_a_lost_node_moves_to_the_spare_node(
     tmp_path: Path, lab_root: Path, slurm_software: Software
 ) -> None:
     with SlurmLab(lab_root, nodes=3, gpus=0, software=slurm_software, extra_conf=["SlurmdTimeout=8"]) as lab:

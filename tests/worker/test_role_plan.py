@@ -17,6 +17,7 @@ from dtslurm.worker.supervisor.roles import cause, probes
 from dtslurm.worker.supervisor.roles.plan import (
     FIRST_PORT,
     LAST_PORT,
+    RolePlan,
     RolesPlan,
     assign_nodes,
     first_port,
@@ -113,7 +114,7 @@ def test_line_and_file_in_the_run_directory_are_checks_of_readiness(tmp_path: Pa
     assert probes.is_ready(replace_check(plan), "h", {}, str(log), str(tmp_path))
 
 
-def replace_check(plan: RolesPlan, **check: Any) -> probes.RolePlan:
+def replace_check(plan: RolesPlan, **check: Any) -> RolePlan:
     return plan.roles[0]._replace(http=None, **check)
 
 
