@@ -9,7 +9,9 @@ from .. import restart_policy, verdict
 from ..files import text_of, try_put
 
 BAD_ARGUMENTS, COMMAND_NOT_FOUND = "bad-arguments", "command-not-found"
-HOPELESS = {*restart_policy.HOPELESS, BAD_ARGUMENTS, COMMAND_NOT_FOUND}
+# A server that has worked may work again after an exception, unlike training that resumes at the same step.
+_TEMPORARY = {"python-exception", "nan-loss", "collective-mismatch"}
+HOPELESS = (restart_policy.HOPELESS - _TEMPORARY) | {BAD_ARGUMENTS, COMMAND_NOT_FOUND}
 LAST_LINES = 5
 _USAGE = re.compile(r"^usage:|unrecognized arguments|arguments are required|invalid choice", re.MULTILINE)
 

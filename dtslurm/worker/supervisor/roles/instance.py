@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional
 
 from ...lib.json_records import read_object, whole_number
 from .. import agents
-from ..files import text_of
+from ..files import names_in, text_of
 from ..step import RUNNER
 from .plan import RolePlan
 
@@ -26,8 +26,9 @@ class Instance:
         slot: the number of the first port of this instance among all ports of the job.
         node: the node that it runs on, empty before its first start.
         gpus: the numbers of the GPUs that it may use, empty for all GPUs of the node.
-        start: the number of its current or last start, -1 before the first.
+        start: the number of its current or last start, -1 before the first. Numbers are never reused.
         restarts: how many of its starts followed a failure.
+        was_ready: whether one of its starts has become ready.
         state: one of the constants above.
         started_at, changed_at: when it was started, and when its state changed (epoch seconds).
         answered_at: when it last passed its readiness check (monotonic clock).
@@ -42,8 +43,10 @@ class Instance:
         self.folder = os.path.join(run_dir, "roles", self.name)
         self.node = ""
         self.gpus: List[int] = []
-        self.start = -1
+        starts = [int(name) for name in names_in(os.path.join(self.folder, "ranks")) if name.isdigit()]
+        self.start = max(starts) if starts else -1  # an earlier start of the job has used these numbers
         self.restarts = 0
+        self.was_ready = False
         self.state = WAITING
         self.started_at = self.changed_at = 0.0
         self.answered_at = self.not_before = 0.0
@@ -75,6 +78,7 @@ class Instance:
     def set_state(self, state: str) -> None:
         """Change the state."""
         self.state, self.changed_at = state, time.time()
+        self.was_ready = self.was_ready or state == READY
 
     def begin(self, top: str, node: str, ports: Dict[str, int], port_step: int, env: Dict[str, str]) -> None:
         """Start the instance on a node.
@@ -122,7 +126,9 @@ class Instance:
         self.restarts = whole_number(values.get("restarts")) or 0
         self.started_at = float(values.get("started") or 0.0)
         state = str(values.get("state") or WAITING)
-        self.set_state(UNRESPONSIVE if state == READY else state)  # until the next check
+        self.set_state(state)
+        if state == READY:
+            self.set_state(UNRESPONSIVE)  # until the next check
         self.answered_at = time.monotonic()
 
     def find_address(self) -> bool:

@@ -77,7 +77,7 @@ class RoleMonitor:
             self.plan, supervisor.nodes, supervisor.healthy(), supervisor.settings.nodes
         )
         for role in self.plan.roles:
-            for _ in range(role.instances or max(1, len(self.nodes[role.name]))):
+            for _ in range(role.instances or max(1, len(self._nodes_of(role)))):
                 self._add_instance(role)
         if resume:
             self._adopt()
@@ -100,10 +100,9 @@ class RoleMonitor:
         with self._lock:
             self.restart_main = {}
             self._main_runs = False
+            shared = [instance for instance in self._all() if instance.role.restart == WITH_MAIN]
             if not is_first:
-                for instance in self._all():
-                    if instance.role.restart == WITH_MAIN and instance.state in ALIVE:
-                        self._replace(instance)
+                self._end([instance for instance in shared if instance.state in ALIVE], WAITING)
         announced = False
         while not has_ended():
             if self.failure:
@@ -114,7 +113,7 @@ class RoleMonitor:
             if not announced:
                 announced = True
                 self.supervisor.say("waiting for the roles {}".format(", ".join(missing)))
-            time.sleep(0.1)
+            time.sleep(0.3)
         return {}
 
     def note_main_start(self) -> None:
@@ -275,11 +274,19 @@ class RoleMonitor:
             return
         self._event(instance, "role_started", restarts=instance.restarts)
 
+    def _nodes_of(self, role: RolePlan) -> List[str]:
+        """Return the nodes of a role; those of the main role are the nodes of its running attempt."""
+        if not role.on:
+            return self.nodes[role.name]
+        if role.on == self.plan.main:
+            return self.supervisor.attempt_nodes or self.nodes[self.plan.main]
+        return self.nodes[role.on]
+
     def _choose_node(self, instance: Instance) -> str:
         """Return the node of the next start: the same as before if it is healthy, else a spare node."""
         role = instance.role
         healthy = self.supervisor.healthy()
-        own = self.nodes[role.name]
+        own = self._nodes_of(role)
         if instance.node in healthy and instance.node in own:
             return instance.node
         usable = [name for name in own if name in healthy] or (own if not instance.node else [])
@@ -300,7 +307,7 @@ class RoleMonitor:
     def _per_node(self, role: RolePlan) -> int:
         """Return how many instances of a role one of its nodes is meant for."""
         count = sum(instance.state != REMOVED for instance in self.instances[role.name])
-        return -(-count // max(1, len(self.nodes[role.name])))
+        return -(-count // max(1, len(self._nodes_of(role))))
 
     def _spare_nodes(self, healthy: Sequence[str]) -> List[str]:
         used = {name for names in self.nodes.values() for name in names}
@@ -406,6 +413,8 @@ class RoleMonitor:
         else:
             pythons = [self.supervisor.settings.python]
             findings = cause.find_cause(self.supervisor.top, instance.folder, instance.start, code, pythons)
+            if findings["cause"] == "python-exception" and not instance.was_ready:
+                findings["hopeless"] = True  # it has never worked
         self._consider_restart(instance, findings, code)
 
     def _consider_restart(
@@ -446,10 +455,15 @@ class RoleMonitor:
                 ),
             }
 
-    def _replace(self, instance: Instance) -> None:
-        """End an instance so that the loop starts it again, without counting a restart."""
-        instance.kill_and_wait()
-        instance.set_state(WAITING)
+    def _end(self, instances: Sequence[Instance], state: str) -> None:
+        """End instances without counting a restart; if they wait then, the loop starts them again."""
+        for instance in instances:
+            instance.terminate()
+        _wait_for_ends(instances, KILL_AFTER_S)
+        for instance in instances:
+            if instance.code() is None:
+                instance.kill()
+            instance.set_state(state)
 
     def _fail(
         self, instance: Instance, slug: str, summary: str, *, reason: str = "", code: Optional[int] = None
@@ -493,27 +507,24 @@ class RoleMonitor:
     def _scale_role(self, role: RolePlan, count: int) -> None:
         instances = self.instances[role.name]
         active = [instance for instance in instances if instance.state != REMOVED]
+        self._end([instance for instance in active[count:] if instance.state in ALIVE], REMOVED)
         for instance in active[count:]:
-            instance.kill_and_wait()
             instance.set_state(REMOVED)
-        room = len(self._spare_nodes(self.supervisor.healthy())) if role.nodes else 0
-        limit = len(active) + room if role.nodes and role.per_node else count
-        for _ in range(len(active), min(count, limit)):
+        reached = count
+        if role.nodes and role.per_node:  # one instance on each node
+            own, spare = self.nodes[role.name], self._spare_nodes(self.supervisor.healthy())
+            reached = min(count, len(own) + len(spare))
+            self.nodes[role.name] = own + spare[: max(0, reached - len(own))]
+        for _ in range(len(active), reached):
             removed = [instance for instance in instances if instance.state == REMOVED]
             instance = removed[0] if removed else self._add_instance(role)
-            if role.nodes and role.per_node:
-                self.nodes[role.name] = [
-                    *self.nodes[role.name],
-                    *self._spare_nodes(self.supervisor.healthy())[:1],
-                ]
             instance.restarts = 0
             instance.set_state(WAITING)
-        reached = min(count, limit)
-        if reached != len(active) or reached != count:
+        if len(active) != count:
+            reason = "" if reached == count else "no other node of the allocation is free"
             self.supervisor.ledger.event(
-                "role_scaled", role=role.name, instances=reached, requested=count,
-                reason="" if reached == count else "no other node of the allocation is free",
-            )  # fmt: skip
+                "role_scaled", role=role.name, instances=reached, requested=count, reason=reason
+            )
 
     def _read_loads(self) -> None:
         now = time.monotonic()
