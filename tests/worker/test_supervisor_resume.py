@@ -29,9 +29,14 @@ def resuming(site: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
     return keeper
 
 
+def step_runner_command(site: Path, nodes: str) -> list[str]:
+    files = [str(site / "ranks/0/step.json"), str(site / "logs/0/step.log")]
+    return [sys.executable, step.RUNNER, *files, str(site / "step.sh"), "0", nodes]
+
+
 def start_step_runner(site: Path, script: str) -> Any:
     (site / "step.sh").write_text(script)
-    runner = subprocess.Popen([sys.executable, step.RUNNER, str(site), "0", "n1,n2"])
+    runner = subprocess.Popen(step_runner_command(site, "n1,n2"))
     wait_until((site / "ranks/0/step.json").exists, "the step has begun")
     return runner
 
@@ -69,9 +74,7 @@ def test_f85_resumed_supervisor_judges_a_recorded_end_once(site: Path, resuming:
 
 def test_f85_step_with_a_starting_runner_has_not_ended(site: Path, resuming: Supervisor) -> None:
     (site / "step.sh").write_text("exec sleep 600\n")
-    late = subprocess.Popen(
-        ["sh", "-c", 'sleep 1; exec "$@"', "-", sys.executable, step.RUNNER, str(site), "0", "n1"]
-    )
+    late = subprocess.Popen(["sh", "-c", 'sleep 1; exec "$@"', "-", *step_runner_command(site, "n1")])
     running_step = step.RunningStep(str(site), 0, ["n1"], resume=True)
     assert running_step.code() is None
     running_step.end(5.0)

@@ -134,7 +134,12 @@ def collect_notices(
         notices.append(
             f"secrets are not in the script: export these variables, and submit with sbatch --export={names}"
         )
-    if spec.supervised and not submitted:
+    if spec.other_roles and not submitted:
+        notices.append(
+            "roles need the supervisor, which only dtslurm submit installs; with plain sbatch the job ends "
+            "at once"
+        )
+    elif spec.supervised and not submitted:
         notices.append(
             "restarts need the supervisor, which only dtslurm submit installs; with plain sbatch the job "
             "is a single attempt"
