@@ -68,7 +68,7 @@ class Site:
         keeper = SimpleNamespace(
             run_dir=str(self.folder), nodes=[f"n{number}" for number in range(nodes)], lost=[], term_at=None,
             settings=SimpleNamespace(hang_timeout=hang_timeout, total_time=0), limit_is_near=lambda: False,
-            longest_pause=0.0, in_doubt=False, cut_off=self.cut_off, silent=self.silent, top="",
+            longest_pause=0.0, in_doubt=False, cut_off=self.cut_off, silent=self.silent, top="", roles=None,
             ledger=Ledger(str(self.folder)),
         )  # fmt: skip
         result = attempt_monitor.AttemptMonitor(keeper, self, 0, keeper.nodes)  # type: ignore[arg-type]
