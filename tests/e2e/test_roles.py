@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -22,78 +23,8 @@ from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software
 from tests.waiting import busyness
 
-# Stands in for an inference server: its samples are a function of the request alone.
-SERVER = """\
-import hashlib
-import http.server
-import os
-import sys
-import urllib.parse
-
-requests = 0
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        global requests
-        requests += 1
-        if self.path == "/metrics":
-            text = "# HELP x\\nvllm:num_requests_waiting{engine=\\"0\\"} 2.0\\n"
-            text += f"vllm:request_success_total {requests}\\n"
-        elif self.path == "/health":
-            text = f"{os.getpid()}"
-        else:
-            digest = hashlib.sha256(urllib.parse.urlparse(self.path).query.encode()).digest()
-            text = str(int.from_bytes(digest[:4], "big") / 2**32)
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *words):
-        pass
-
-
-print("serves", os.environ["DTSLURM_ROLE"], os.environ["DTSLURM_ROLE_INSTANCE"], flush=True)
-http.server.ThreadingHTTPServer(("", int(sys.argv[1])), Handler).serve_forever()
-"""
-# Every rank fetches its samples over HTTP, and repeats a request that fails.
-TRAINER = """\
-import os
-import sys
-import time
-import urllib.request
-
-import torch
-import torch.distributed as dist
-
-from dtslurm import train
-
-rollout = train.Role("rollout")
-assert os.environ["DTSLURM_ROLE"] == "trainer"
-assert sorted(sys.argv[1].split(",")) == sorted(rollout.wait(60))
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-weight = torch.zeros(1, dtype=torch.float64)
-for step in range(int(os.environ.get("STEPS", "40"))):
-    sample = None
-    while sample is None:
-        urls = rollout.urls
-        try:
-            url = urls[(rank + step) % len(urls)]
-            query = f"{url}/sample?prompt={rank}&seed={step}"
-            sample = float(urllib.request.urlopen(query, timeout=2).read())
-        except (OSError, ZeroDivisionError):
-            time.sleep(0.2)
-    loss = (weight - sample) ** 2
-    gradient = 2 * (weight - sample)
-    dist.all_reduce(gradient)
-    dist.all_reduce(loss)
-    weight -= 0.05 * gradient
-    if rank == 0:
-        print("loss", step, loss.item().hex(), flush=True)
-    time.sleep(0.1)
-dist.destroy_process_group()
-"""
+EXAMPLE = Path(__file__).parents[2] / "examples" / "roles"
+SERVER = (EXAMPLE / "generator.py").read_text()
 # A main role without torch, for tests of everything but training.
 WAITER = "import sys, time\nprint('args', *sys.argv[1:], flush=True)\ntime.sleep(600)\n"
 JOB = """\
@@ -116,8 +47,8 @@ def write_job(cli: Cli, script: str, text: str, **values: Any) -> str:
     return cli.script(JOB.format(script=script, **{**defaults, **values}), f"{script}.yaml")
 
 
-def start(cli: Cli, job_file: str, *words: str) -> tuple[str, RunDir]:
-    job = cli.submit(job_file, *words)
+def start(cli: Cli, *words: str) -> tuple[str, RunDir]:
+    job = cli.submit(*words)
     return job, cli.run_dir(job)
 
 
@@ -136,7 +67,7 @@ def address(run: RunDir, instance: str, number: int = 0) -> dict[str, Any]:
 
 def losses(run: RunDir, attempt: int = 0) -> list[str]:
     text = (run.path / f"logs/{attempt}/rank-0.log").read_text()
-    return [line for line in text.splitlines() if line.startswith("loss")]
+    return [line for line in text.splitlines() if line.startswith("step ")]
 
 
 def instances_of(cli: Cli, job: str, role: str = "rollout") -> list[dict[str, Any]]:
@@ -148,27 +79,24 @@ def instances_of(cli: Cli, job: str, role: str = "rollout") -> list[dict[str, An
 @WITHOUT_SSH
 @pytest.mark.slow
 def test_f91_killed_server_comes_back_and_the_losses_are_those_of_an_undisturbed_run(cli: Cli) -> None:
-    job_file = write_job(cli, "train.py", TRAINER, nodes=2, ranks=2, launcher="torchrun")
-    undisturbed, undisturbed_run = start(cli, job_file)
-    job, run = start(cli, job_file)
+    shutil.copytree(EXAMPLE, cli.folder / "examples" / "roles")
+    (cli.folder / "examples" / "roles" / "job.yaml").chmod(0o644)
+    words = ("-N", "2", "--python", sys.executable, "examples/roles/job.yaml")
+    undisturbed, undisturbed_run = start(cli, *words)
+    job, run = start(cli, *words)
     cli.wait_until(lambda: (run.path / "logs/0/rank-0.log").exists() and len(losses(run)) > 3)
-    os.kill(address(run, "rollout-0")["pid"], signal.SIGKILL)
+    os.kill(address(run, "generator-0")["pid"], signal.SIGKILL)
     killed_at = time.time()
     ready = wait_for_events(cli, run, "role_ready", 3)[2]
     assert ready["time"] - killed_at < 10 * busyness()
-    assert (ready["role"], ready["instance"], ready["start"]) == ("rollout", 0, 1)
-    assert address(run, "rollout-0", 1)["ports"] == address(run, "rollout-0")["ports"]
+    assert (ready["role"], ready["instance"], ready["start"]) == ("generator", 0, 1)
+    assert address(run, "generator-0", 1)["ports"] == address(run, "generator-0")["ports"]
     for name in (undisturbed, job):
         assert cli.wait_for_end(name)["statuses"][0]["state"] == "COMPLETED"
     assert len(losses(run)) == 40
     assert losses(run) == losses(undisturbed_run)
     [ended] = events_of(run, "role_ended")
-    assert (ended["role"], ended["instance"], ended["exit_code"], ended["cause"]) == (
-        "rollout",
-        0,
-        137,
-        "killed",
-    )
+    assert (ended["instance"], ended["exit_code"], ended["cause"]) == (0, 137, "killed")
 
 
 def test_roles_are_shown_and_can_be_scaled(cli: Cli) -> None:
@@ -178,8 +106,9 @@ def test_roles_are_shown_and_can_be_scaled(cli: Cli) -> None:
     assert "rollout: 2 of 2 ready on " in text
     assert "rollout-0 is ready after" in text
     log = cli("logs", "--role", "rollout", job).stdout
-    assert sorted(log.splitlines()) == ["[rollout/0] serves rollout 0", "[rollout/1] serves rollout 1"]
-    assert "serves" not in cli("logs", job).stdout
+    lines = sorted(line.rpartition(" ")[0] for line in log.splitlines())
+    assert lines == [f"[rollout/{number}] generator {number} on port" for number in range(2)]
+    assert "generator" not in cli("logs", job).stdout
     assert "no such role; did you mean 'rollout'?" in cli("logs", "--role", "rolout", job, code=2).stderr
     assert "requested: rollout=3" in cli("scale", job, "rollout=3").stderr
     cli.wait_until(lambda: [item["state"] for item in instances_of(cli, job)] == ["ready"] * 3)
@@ -187,7 +116,7 @@ def test_roles_are_shown_and_can_be_scaled(cli: Cli) -> None:
     cli.wait_until(lambda: "rollout: 1 of 1 ready" in cli("status", job).stdout)
     assert "no such role; did you mean 'rollout'?" in cli("scale", job, "rolout=1", code=2).stderr
     assert "ranks of the main role is fixed" in cli("scale", job, "trainer=2", code=2).stderr
-    cli.wait_until(lambda: "requests/s, 2 waiting" in cli("status", job).stdout)
+    cli.wait_until(lambda: "requests/s, 0 waiting" in cli("status", job).stdout)
     cli("cancel", job)
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "CANCELLED"
     assert "has ended (CANCELLED)" in cli("scale", job, "rollout=2", code=2).stderr
@@ -224,12 +153,12 @@ def test_f93_server_that_never_gets_ready_ends_the_run_with_its_last_lines(cli: 
     assert (status["state"], status["exit_code"]) == ("FAILED", 1)
     batch = (run.path / "logs/batch.log").read_text()
     assert "it was not ready within 3 s" in batch
-    assert "serves rollout" in batch
+    assert "generator 0 on port" in batch
     verdict = cli("diagnose", job).stdout
     assert "role-failure" in verdict
     assert "instance" in verdict
     assert "of role rollout on" in verdict
-    assert "serves rollout" in verdict
+    assert "generator 0 on port" in verdict
     assert f"dtslurm logs {job} --role rollout" in " ".join(verdict.split())
     assert "could not be kept running" in cli("status", job).stdout
     assert not (run.path / "logs/0/rank-0.log").exists()
