@@ -1,6 +1,7 @@
 """One instance of a role: a step of the job on one node, which outlives a supervisor that is killed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ...lib.json_records import read_object, whole_number
-from .. import agents
+from .. import agents, slurm
 from ..files import names_in, text_of
 from ..step import RUNNER
 from .plan import RolePlan
@@ -17,6 +18,8 @@ WAITING, STARTING, READY = "waiting", "starting", "ready"
 UNRESPONSIVE, ENDED, FAILED, REMOVED = "unresponsive", "ended", "failed", "removed"
 ALIVE = (STARTING, READY, UNRESPONSIVE)
 KILL_AFTER_S = 3.0
+SCANCEL_S = 5.0
+_STEP = re.compile(r"\d+\.\d+")
 
 
 class Instance:
@@ -164,17 +167,9 @@ class Instance:
         self._signal(signal.SIGKILL)
         runner = read_object(self._record_path).get("runner")
         _send(runner or getattr(self._process, "pid", None), signal.SIGKILL)
-
-    def kill_and_wait(self) -> None:
-        """End the instance, and wait a moment until its step is gone."""
-        if self.start < 0 or self.code() is not None:
-            return
-        self.terminate()
-        end = time.monotonic() + KILL_AFTER_S
-        while self.code() is None and time.monotonic() < end:
-            time.sleep(0.1)
-        if self.code() is None:
-            self.kill()
+        step = str(read_object(self._address_path).get("step"))
+        if _STEP.fullmatch(step) and "SLURM_LOCAL_STATE" not in os.environ:
+            slurm.call(["scancel", "--signal=KILL", step], SCANCEL_S)  # a step outlives its srun
 
     def _signal(self, number: int) -> None:
         _send(read_object(self._record_path).get("pid"), number)

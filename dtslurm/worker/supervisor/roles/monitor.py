@@ -102,7 +102,10 @@ class RoleMonitor:
             self._main_runs = False
             shared = [instance for instance in self._all() if instance.role.restart == WITH_MAIN]
             if not is_first:
-                self._end([instance for instance in shared if instance.state in ALIVE], WAITING)
+                shared = [instance for instance in shared if instance.state in ALIVE]
+                _end(shared)
+                for instance in shared:
+                    instance.set_state(WAITING)
         announced = False
         while not has_ended():
             if self.failure:
@@ -161,18 +164,10 @@ class RoleMonitor:
             return
         with self._lock:
             self._ends = self._stopped = True
-            running = [
-                instance for instance in self._all() if instance.start >= 0 and instance.code() is None
-            ]
-            for instance in running:
-                instance.terminate()
-        _wait_for_ends(running, KILL_AFTER_S)
-        for instance in running:
-            if instance.code() is None:
-                instance.kill()
-        for instance in self._all():
-            if instance.state in ALIVE:
-                instance.set_state(ENDED)
+            _end([item for item in self._all() if item.start >= 0 and item.code() is None])
+            for instance in self._all():
+                if instance.state in ALIVE:
+                    instance.set_state(ENDED)
         self._write_state()
         self._pool.shutdown(wait=False)
 
@@ -383,7 +378,7 @@ class RoleMonitor:
                 self._end_and_restart(instance, "node-failure", "Slurm did not start its step")
             elif age > role.within_s:
                 text = "it was not ready within {:.0f} s".format(role.within_s)
-                instance.kill_and_wait()
+                _end([instance])
                 self._fail(instance, "not-ready", text)
             return
         if instance.state == READY:
@@ -393,7 +388,7 @@ class RoleMonitor:
             self._end_and_restart(instance, "unresponsive", text)
 
     def _end_and_restart(self, instance: Instance, slug: str, summary: str) -> None:
-        instance.kill_and_wait()
+        _end([instance])
         self._consider_restart(instance, {"cause": slug, "summary": summary, "hopeless": False})
 
     # ---- Ends ----
@@ -455,16 +450,6 @@ class RoleMonitor:
                 ),
             }
 
-    def _end(self, instances: Sequence[Instance], state: str) -> None:
-        """End instances without counting a restart; if they wait then, the loop starts them again."""
-        for instance in instances:
-            instance.terminate()
-        _wait_for_ends(instances, KILL_AFTER_S)
-        for instance in instances:
-            if instance.code() is None:
-                instance.kill()
-            instance.set_state(state)
-
     def _fail(
         self, instance: Instance, slug: str, summary: str, *, reason: str = "", code: Optional[int] = None
     ) -> None:
@@ -507,7 +492,7 @@ class RoleMonitor:
     def _scale_role(self, role: RolePlan, count: int) -> None:
         instances = self.instances[role.name]
         active = [instance for instance in instances if instance.state != REMOVED]
-        self._end([instance for instance in active[count:] if instance.state in ALIVE], REMOVED)
+        _end([instance for instance in active[count:] if instance.state in ALIVE])
         for instance in active[count:]:
             instance.set_state(REMOVED)
         reached = count
@@ -571,7 +556,13 @@ class RoleMonitor:
         )  # fmt: skip
 
 
-def _wait_for_ends(instances: Sequence[Instance], patience_s: float) -> None:
-    end = time.monotonic() + patience_s
+def _end(instances: Sequence[Instance]) -> None:
+    """End instances together: Slurm ends their steps, by force after a moment."""
+    for instance in instances:
+        instance.terminate()
+    end = time.monotonic() + KILL_AFTER_S
     while any(instance.code() is None for instance in instances) and time.monotonic() < end:
         time.sleep(0.1)
+    for instance in instances:
+        if instance.code() is None:
+            instance.kill()
