@@ -145,7 +145,7 @@ def test_f92_stopped_server_is_noticed_and_end_of_the_trainer_frees_the_nodes(cl
 
 @WITHOUT_SSH
 def test_f93_server_that_never_gets_ready_ends_the_run_with_its_last_lines(cli: Cli) -> None:
-    job_file = write_job(cli, "wait.py", WAITER)
+    job_file = write_job(cli, "wait.py", WAITER, keys="instances: 1")
     text = (cli.folder / job_file).read_text().replace("within: 1m", "within: 3s")
     cli.script(SERVER.replace("send_response(200)", "send_response(503)"), "serve.py")
     job, run = start(cli, cli.script(text, job_file))
