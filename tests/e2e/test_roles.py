@@ -35,7 +35,7 @@ roles:
   trainer: {{script: {script}, python: "{python}", nodes: {nodes}, ntasks_per_node: {ranks},
              launcher: {launcher}, args: ["${{role.rollout.urls}}"]}}
   rollout: {{command: ["${{python}}", serve.py, "${{port.http}}"], {keys}, metrics: /metrics,
-             ready: {{http: /health, within: 1m, silence: 4s}}}}
+             ready: {{http: /health, within: 1m, silence: 8s}}}}
 """
 
 
@@ -146,13 +146,13 @@ def test_f92_stopped_server_is_noticed_and_end_of_the_trainer_frees_the_nodes(cl
 @WITHOUT_SSH
 def test_f93_server_that_never_gets_ready_ends_the_run_with_its_last_lines(cli: Cli) -> None:
     job_file = write_job(cli, "wait.py", WAITER, keys="instances: 1")
-    text = (cli.folder / job_file).read_text().replace("within: 1m", "within: 3s")
+    text = (cli.folder / job_file).read_text().replace("within: 1m", "within: 12s")
     cli.script(SERVER.replace("send_response(200)", "send_response(503)"), "serve.py")
     job, run = start(cli, cli.script(text, job_file))
     status = cli.wait_for_end(job)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("FAILED", 1)
     batch = (run.path / "logs/batch.log").read_text()
-    assert "it was not ready within 3 s" in batch
+    assert "it was not ready within 12 s" in batch
     assert "generator 0 on port" in batch
     verdict = cli("diagnose", job).stdout
     assert "role-failure" in verdict

@@ -382,8 +382,8 @@ class RoleMonitor:
                 self._fail(instance, "not-ready", text)
             return
         if instance.state == READY:
-            instance.set_state(UNRESPONSIVE)
-        if now - instance.answered_at > role.silence_s:
+            instance.set_state(UNRESPONSIVE)  # a single check may fail on a busy node
+        elif now - instance.answered_at > role.silence_s:
             text = "it did not respond for {:.0f} s".format(now - instance.answered_at)
             self._end_and_restart(instance, "unresponsive", text)
 
