@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ...lib.json_records import read_object, whole_number, write_atomically
-from .. import slurm
+from .. import agents, slurm
 from . import cause, probes
 from .instance import (
     ALIVE,
@@ -375,7 +375,9 @@ class RoleMonitor:
         role, age = instance.role, time.time() - instance.started_at
         if instance.state == STARTING:
             if not instance.host and age > TASK_BEGINS_S:
-                self._end_and_restart(instance, "node-failure", "Slurm did not start its step")
+                is_alive = agents.answering(self.supervisor.top, [instance.node])
+                slug = "unknown" if is_alive else "node-failure"
+                self._end_and_restart(instance, slug, "Slurm did not start its step")
             elif age > role.within_s:
                 text = "it was not ready within {:.0f} s".format(role.within_s)
                 _end([instance])
