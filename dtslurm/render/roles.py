@@ -89,5 +89,6 @@ def _describe_role(role: RoleSpec) -> dict[str, object]:
         "metrics": options.metrics,
         "restarts": options.restarts,
         "restart": role.restart,
+        "finish": options.finish.seconds if options.finish is not None else 0,
         "after": role.after,
     }

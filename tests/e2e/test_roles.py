@@ -39,6 +39,30 @@ roles:
 """
 
 
+# A trainer that registers four checkpoints, the last one just before it ends.
+CHECKPOINTING = """\
+import json, os, time
+for step in range(1, 5):
+    path = os.path.join(os.environ["DTSLURM_CHECKPOINT_DIR"], f"step-{step}")
+    os.makedirs(path)
+    with open(os.environ["DTSLURM_ARTIFACTS"], "a") as register:
+        entry = {"path": f"checkpoints/step-{step}", "kind": "checkpoint", "step": step}
+        register.write(json.dumps(entry) + "\\n")
+    time.sleep(1)
+"""
+EVALUATED = """\
+job_name: train
+time: 10
+roles:
+  trainer: {{script: train.py, launcher: srun, python: "{python}"}}
+  evaluator:
+    extends: evaluator
+    args: ["{python}", eval.py, "{{checkpoint}}"]
+    on: trainer
+    instances: 2
+"""
+
+
 def write_job(cli: Cli, script: str, text: str, **values: Any) -> str:
     """Write a job file with a trainer and a role rollout, and return its name."""
     cli.script(SERVER, "serve.py")
@@ -239,6 +263,21 @@ def test_role_that_shares_a_process_group_restarts_with_the_trainer(cli: Cli) ->
     starts = [(event["instance"], event["start"]) for event in events_of(run, "role_started")]
     assert sorted(starts) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     cli("cancel", job)
+
+
+@WITHOUT_SSH
+def test_evaluator_evaluates_each_checkpoint_once_and_the_last_one_after_the_training(cli: Cli) -> None:
+    cli.script(CHECKPOINTING, "train.py")
+    cli.script("import os, sys\nprint('evaluated', os.environ['DTSLURM_STEP'], sys.argv[1])\n", "eval.py")
+    job_file = cli.script(EVALUATED.format(python=sys.executable), "job.yaml")
+    job, run = start(cli, job_file)
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
+    results = [json.loads(line) for line in (run.path / "evaluations.jsonl").read_text().splitlines()]
+    assert sorted(result["step"] for result in results) == [1, 2, 3, 4]
+    assert {result["exit_code"] for result in results} == {0}
+    log = cli("logs", "--role", "evaluator", job).stdout
+    assert log.count("] evaluated ") == 4
+    assert f"evaluated 4 {run.path}/checkpoints/step-4" in log
 
 
 @ON_SLURM

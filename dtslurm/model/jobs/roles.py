@@ -76,6 +76,7 @@ class RoleOptions:
         metrics: the path of an instance's metrics in Prometheus's text format.
         restarts: how often an instance may be restarted.
         restart: ``alone``, ``with main`` to restart the main role as well, or ``never``.
+        finish: how long an instance may go on after the training has succeeded, until it ends by itself.
         after: roles that must be ready first, as ``NAME``, ``NAME ready`` or ``NAME started``.
         environment: the folder of a virtual environment to activate.
         setup: shell lines to run before the command.
@@ -94,6 +95,7 @@ class RoleOptions:
     metrics: str | None = None
     restarts: int = 3
     restart: str = ALONE
+    finish: Walltime | None = None
     after: tuple[str, ...] = ()
     environment: str | None = None
     setup: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ from dtslurm.services.wiring.context import Context
 from dtslurm.worker.sampler_values import PLAIN_NODES
 
 FOLDER = "supervisor"
+EVALUATOR = "evaluator.py"  # the program of the ready-made role ``evaluator``
 _MODULES = "modules.zip"
 # Thousands of nodes start these programs at the same time. In a large job, they import their modules from a
 # copy of one file, because a zip file on sys.path is opened again for each module.
@@ -136,7 +137,11 @@ def roles_file(submission: Submission, profile: ClusterProfile) -> dict[str, byt
     spec = submission.spec
     if not spec.other_roles:
         return {}
-    return {f"{FOLDER}/roles.json": json.dumps(roles_plan(spec, profile, submission.layout)).encode()}
+    files = {f"{FOLDER}/roles.json": json.dumps(roles_plan(spec, profile, submission.layout)).encode()}
+    if any(EVALUATOR in word for role in spec.other_roles for word in role.options.command):
+        names = (EVALUATOR, "lib/json_records.py")
+        files |= {Path(name).name: assets.worker(name).read_bytes() for name in names}
+    return files
 
 
 def _build_rules_zip(package: Path) -> bytes:

@@ -614,6 +614,8 @@ class Supervisor:
         return True
 
     def _end(self, code: int) -> int:
+        if code == 0 and self.roles is not None:
+            self.roles.finish(lambda: self.term_at is not None or lease.stopped(self.run_dir))
         self._stop_roles()
         secrets.delete_after_end(self.run_dir, os.environ)
         self.ledger.event("ended", lease.holder(self.run_dir), exit_code=code, time=int(time.time()))

@@ -103,6 +103,7 @@ class Instance:
         step_env.update(
             DTSLURM_ROLE=self.role.name,
             DTSLURM_ROLE_INSTANCE=str(self.number),
+            DTSLURM_ROLE_START=str(self.start),
             DTSLURM_ROLE_LOG=self.log,
             DTSLURM_ROLE_FILE=self._address_path,
             DTSLURM_ROLE_GPUS=",".join(map(str, self.gpus)),

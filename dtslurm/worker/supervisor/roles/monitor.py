@@ -1,5 +1,6 @@
 """Keeps the roles of a run alive, in a thread beside the supervisor's loop over attempts."""
 
+import contextlib
 import json
 import os
 import threading
@@ -9,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ...lib.json_records import read_object, whole_number, write_atomically
 from .. import agents, slurm
+from ..files import try_put
 from . import cause, probes
 from .instance import (
     ALIVE,
@@ -34,6 +36,7 @@ PAUSES_S = (0.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # before a restart, by the number 
 TASK_BEGINS_S = 60.0  # for Slurm to start an instance's step on a node that it considers healthy
 NOTICED_S = 2.0  # for the end of an instance to be noticed
 STATE_FILE, SCALE_FILE = "roles.json", "scale.json"
+FINISHING = "finishing"  # exists once the training has succeeded: roles with `finish` end by themselves then
 
 
 class RoleMonitor:
@@ -81,6 +84,9 @@ class RoleMonitor:
                 self._add_instance(role)
         if resume:
             self._adopt()
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.run_dir, FINISHING))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -157,6 +163,25 @@ class RoleMonitor:
     def ignore_ends(self) -> None:
         """Restart nothing from now on: Slurm ends the processes of the job."""
         self._ends = True
+
+    def finish(self, has_ended: Callable[[], bool]) -> None:
+        """Wait, after the training has succeeded, for the roles that may go on until they end by themselves.
+
+        Args:
+            has_ended: whether the job ends anyway.
+        """
+        going_on = [instance for instance in self._all() if instance.role.finish_s]
+        if self._thread is None or not any(instance.state in ALIVE for instance in going_on):
+            return
+        names = list(dict.fromkeys(instance.role.name for instance in going_on))
+        self.supervisor.say("the training is done; waiting for the roles {}".format(", ".join(names)))
+        try_put(os.path.join(self.run_dir, FINISHING), "")
+        began = time.monotonic()
+        while not has_ended() and not self.failure:
+            elapsed = time.monotonic() - began
+            if not any(item.state in ALIVE and elapsed < item.role.finish_s for item in going_on):
+                return
+            time.sleep(0.3)
 
     def stop(self) -> None:
         """End all instances, at the end of the run or of this start of the job."""

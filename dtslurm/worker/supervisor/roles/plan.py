@@ -20,6 +20,7 @@ class RolePlan(NamedTuple):
         gpus: the GPUs of an instance; None for an equal share of the GPUs of its node.
         within_s: the time limit until an instance is ready.
         silence_s: for how long a ready instance may leave its readiness check unanswered.
+        finish_s: how long an instance may go on after the training has succeeded.
         after: (role, ``ready`` or ``started``) for each role that comes first.
     """
 
@@ -40,6 +41,7 @@ class RolePlan(NamedTuple):
     metrics: Optional[str]
     restarts: int
     restart: str
+    finish_s: float
     after: Sequence[Tuple[str, str]]
 
     @property
@@ -99,6 +101,7 @@ def _read_role(values: Dict[str, Any]) -> RolePlan:
         metrics=values.get("metrics"),
         restarts=int(values["restarts"]),
         restart=str(values["restart"]),
+        finish_s=float(values["finish"]),
         after=[(str(name), str(state)) for name, state in values["after"]],
     )
 

@@ -1,0 +1,86 @@
+"""The evaluator of checkpoints: each checkpoint once, by one of several instances, also after restarts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.worker import evaluator
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory with two checkpoints, as seen by the first start of the first instance."""
+    for name, value in {
+        "DTSLURM_RUN_DIR": str(tmp_path),
+        "DTSLURM_ARTIFACTS": str(tmp_path / "artifacts.jsonl"),
+        "DTSLURM_ROLE": "evaluator",
+        "DTSLURM_ROLE_INSTANCE": "0",
+        "DTSLURM_ROLE_START": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
+    for step in (10, 20):
+        register(tmp_path, path=f"checkpoints/step-{step}", kind="checkpoint", step=step)
+        (tmp_path / f"checkpoints/step-{step}").mkdir(parents=True)
+    return tmp_path
+
+
+def register(run: Path, **entry: Any) -> None:
+    with (run / "artifacts.jsonl").open("a") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def results(run: Path) -> list[tuple[Any, Any]]:
+    lines = (run / evaluator.RESULTS).read_text().splitlines()
+    return [(record["step"], record["exit_code"]) for record in map(json.loads, lines)]
+
+
+def test_every_checkpoint_is_evaluated_until_the_training_is_over(run: Path) -> None:
+    register(run, path="model.pt", kind="output")
+    register(run, path="checkpoints/deleted", kind="checkpoint", step=5)
+    register(run, path=3, kind="checkpoint")
+    (run / evaluator.FINISHING).touch()
+    program = (
+        f"import os; open({str(run / 'seen')!r}, 'a').write(os.environ['DTSLURM_STEP'] + os.sys.argv[1])"
+    )
+    assert evaluator.main([sys.executable, "-c", program, "{checkpoint}"]) == 0
+    assert (run / "seen").read_text() == "".join(f"{step}{run}/checkpoints/step-{step}" for step in (10, 20))
+    assert results(run) == [(10, 0), (20, 0)]
+    assert evaluator.find_next(str(run)) is None
+
+
+def test_failure_is_repeated_once_and_recorded(run: Path) -> None:
+    (run / evaluator.FINISHING).touch()
+    program = f"open({str(run / 'seen')!r}, 'a').write('x'); raise SystemExit(3)"
+    assert evaluator.main([sys.executable, "-c", program]) == 0
+    assert (run / "seen").read_text() == "xxxx"
+    assert results(run) == [(10, 3), (20, 3)]
+
+
+def test_command_that_does_not_exist_is_recorded(run: Path) -> None:
+    (run / evaluator.FINISHING).touch()
+    assert evaluator.main(["no such program"]) == 0
+    assert results(run) == [(10, 127), (20, 127)]
+
+
+def test_claim_of_another_instance_holds_and_that_of_an_earlier_start_does_not(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = evaluator.find_next(str(run))
+    assert first is not None
+    assert first["step"] == 10
+    monkeypatch.setenv("DTSLURM_ROLE_INSTANCE", "1")
+    second = evaluator.find_next(str(run))
+    assert second is not None
+    assert second["step"] == 20
+    assert evaluator.find_next(str(run)) is None
+    monkeypatch.setenv("DTSLURM_ROLE_INSTANCE", "0")
+    assert evaluator.find_next(str(run)) is None  # this start evaluates it
+    monkeypatch.setenv("DTSLURM_ROLE_START", "1")
+    again = evaluator.find_next(str(run))
+    assert again is not None
+    assert again["step"] == 10
