@@ -50,7 +50,6 @@ def _task_values(role: RoleSpec) -> dict[str, object]:
             for name, value in options.env.items()
         ],
         "ports": bool(role.ports),
-        "port_variables": RawShell(" ".join(map(port_variable, role.ports))),
         "port_names": [RawShell(port_variable(name)) for name in role.ports],
         "port_format": RawShell(port_format),
         "role_command": RawShell(wrap(command)),

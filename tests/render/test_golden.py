@@ -266,7 +266,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
                         nodes=0,
                         on="trainer",
                         instances=1,
-                        ports=(),
+                        ports=("http",),
                         restart="never",
                     ),
                 ),
