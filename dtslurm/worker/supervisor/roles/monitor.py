@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ...lib.json_records import read_object, whole_number, write_atomically
 from .. import agents, slurm
@@ -29,7 +29,6 @@ from .plan import NEVER, STARTED, WITH_MAIN, RolePlan, RolesPlan, assign_nodes, 
 LOOK_S = 0.5
 CHECK_S = 1.0  # between two checks of an instance that is not ready, or does not respond
 HEALTH_S = 5.0  # between two checks of an instance that responds
-LOAD_S = 10.0  # between two looks at the metrics of an instance
 STATE_S = 30.0  # the state is written at least so often
 PROBES = 16  # checks at once
 PAUSES_S = (0.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # before a restart, by the number of restarts so far
@@ -65,7 +64,7 @@ class RoleMonitor:
         self._pool = ThreadPoolExecutor(PROBES)
         self._checked_at: Dict[str, float] = {}
         self._checks: Dict[str, Any] = {}
-        self._load_at = self._written_at = 0.0
+        self._written_at = 0.0
         self._written: Any = None
         self._scale_stamp: Any = None
 
@@ -242,9 +241,10 @@ class RoleMonitor:
             for name, (instance, start, check) in list(self._checks.items()):
                 if check.done():
                     del self._checks[name]
+                    passed, load = check.result()
                     if start == instance.start:
-                        self._note_check(instance, check.result())
-            self._read_loads()
+                        self._note_check(instance, passed)
+                        _note_load(instance, load)
             self._write_state()
 
     def _all(self) -> List[Instance]:
@@ -372,18 +372,22 @@ class RoleMonitor:
     # ---- Checks ----
 
     def _is_check_due(self, instance: Instance) -> bool:
-        if instance.state not in ALIVE or (instance.state == READY and not instance.role.is_server):
+        is_watched = instance.role.is_server or instance.role.metrics is not None
+        if instance.state not in ALIVE or (instance.state == READY and not is_watched):
             return False
         pause = HEALTH_S if instance.state == READY else CHECK_S
         return time.monotonic() - self._checked_at.get(instance.name, -pause) >= pause
 
-    def _probe(self, instance: Instance, start: int) -> bool:
+    def _probe(self, instance: Instance, start: int) -> Tuple[bool, Dict[str, float]]:
+        """Return whether an instance passes its check, and its load."""
         self._checked_at[instance.name] = time.monotonic()
-        return (
-            start == instance.start
-            and instance.find_address()
-            and probes.is_ready(instance.role, instance.host, instance.ports, instance.log, self.run_dir)
-        )
+        role = instance.role
+        if start != instance.start or not instance.find_address():
+            return False, {}
+        passed = probes.is_ready(role, instance.host, instance.ports, instance.log, self.run_dir)
+        if not passed or role.metrics is None:
+            return passed, {}
+        return True, probes.read_load(instance.host, instance.ports.get(role.ready_port), role.metrics)
 
     def _note_check(self, instance: Instance, passed: bool) -> None:
         now = time.monotonic()
@@ -538,24 +542,6 @@ class RoleMonitor:
                 "role_scaled", role=role.name, instances=reached, requested=count, reason=reason
             )
 
-    def _read_loads(self) -> None:
-        now = time.monotonic()
-        if now - self._load_at < LOAD_S:
-            return
-        self._load_at = now
-        for instance in self._all():
-            role = instance.role
-            if role.metrics is None or instance.state != READY:
-                continue
-            load = probes.read_load(instance.host, instance.ports.get(role.ready_port), role.metrics)
-            requests = load.pop("requests", None)
-            if requests is not None:
-                if instance.requests is not None and now > instance.requests[0]:
-                    rate = (requests - instance.requests[1]) / (now - instance.requests[0])
-                    load["requests_per_s"] = round(max(0.0, rate), 2)
-                instance.requests = [now, requests]
-            instance.load = load
-
     def _write_state(self) -> None:
         roles = [
             {
@@ -593,3 +579,14 @@ def _end(instances: Sequence[Instance]) -> None:
     for instance in instances:
         if instance.code() is None:
             instance.kill()
+
+
+def _note_load(instance: Instance, load: Dict[str, float]) -> None:
+    """Store the load of an instance; requests per second follow from two counts of its requests."""
+    now, requests = time.monotonic(), load.pop("requests", None)
+    if requests is not None:
+        if instance.requests is not None and now > instance.requests[0]:
+            rate = (requests - instance.requests[1]) / (now - instance.requests[0])
+            load["requests_per_s"] = round(max(0.0, rate), 2)
+        instance.requests = [now, requests]
+    instance.load = load
