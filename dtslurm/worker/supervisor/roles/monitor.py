@@ -322,7 +322,8 @@ class RoleMonitor:
         if spare:
             self.nodes[role.name] = [name for name in own if name in healthy] + [spare[0]]
             return spare[0]
-        return min(usable, key=taken.count) if usable and role.gpus is None else ""
+        needs_gpus = self.plan.gpus_per_node and role.gpus != 0
+        return "" if needs_gpus or not usable else min(usable, key=taken.count)
 
     def _per_node(self, role: RolePlan) -> int:
         """Return how many instances of a role one of its nodes is meant for."""

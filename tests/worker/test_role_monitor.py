@@ -1,0 +1,127 @@
+"""Where the instances of roles run, by a monitor whose loop does not run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtslurm.model.jobs.roles import RoleSpec
+from dtslurm.worker.supervisor.roles import instance as instances
+from dtslurm.worker.supervisor.roles.monitor import RoleMonitor
+from tests.worker.test_role_plan import plan_of, role
+
+NODES = ["n1", "n2", "n3", "n4", "n5"]
+
+
+class Site:
+    """A supervisor of two nodes of training, whose roles get the next nodes."""
+
+    def __init__(self, folder: Path, *others: RoleSpec) -> None:
+        self.healthy = list(NODES)
+        self.events: list[dict[str, Any]] = []
+        self.supervisor = SimpleNamespace(
+            run_dir=str(folder), top=str(folder), nodes=NODES, attempt_nodes=["n1", "n2"], term_at=None,
+            settings=SimpleNamespace(nodes=2, python=""), ledger=SimpleNamespace(event=self.note),
+            healthy=lambda: self.healthy, say=lambda _text: None,
+        )  # fmt: skip
+        self.monitor = RoleMonitor(self.supervisor, plan_of(folder, *others))
+        self.monitor._run = lambda: None  # type: ignore[method-assign]
+        self.monitor.begin(resume=False)
+
+    def note(self, name: str, **values: Any) -> None:
+        self.events.append({"event": name, **values})
+
+    def place(self, name: str = "rollout") -> list[tuple[str, list[int]]]:
+        """Let all instances of a role start; return their nodes and GPUs."""
+        places = []
+        for instance in self.monitor.instances[name]:
+            node = self.monitor._choose_node(instance)
+            instance.gpus = self.monitor._choose_gpus(instance, node)
+            instance.node = node
+            instance.set_state(instances.READY)
+            places.append((node, instance.gpus))
+        return places
+
+
+def with_gpus(name: str, gpus: int, **values: Any) -> RoleSpec:
+    spec = role(name, **values)
+    return replace(spec, options=replace(spec.options, gpus=gpus))
+
+
+def test_one_instance_on_each_node_has_all_its_gpus(tmp_path: Path) -> None:
+    site = Site(tmp_path, role("rollout", nodes=2, instances=2))
+    assert site.place() == [("n3", []), ("n4", [])]
+    assert site.monitor.reserved_nodes() == ["n3", "n4"]
+
+
+def test_instances_of_a_node_share_its_gpus(tmp_path: Path) -> None:
+    spec = role("rollout", nodes=2, instances=4)
+    spec = replace(spec, options=replace(spec.options, instances=4))
+    assert Site(tmp_path, spec).place() == [
+        ("n3", [0, 1, 2, 3]),
+        ("n4", [0, 1, 2, 3]),
+        ("n3", [4, 5, 6, 7]),
+        ("n4", [4, 5, 6, 7]),
+    ]
+
+
+def test_instance_beside_ranks_gets_the_last_gpus(tmp_path: Path) -> None:
+    site = Site(tmp_path, with_gpus("judge", 2, nodes=0, on="trainer", instances=2))
+    assert site.place("judge") == [("n1", [6, 7]), ("n2", [6, 7])]
+
+
+def test_instance_follows_the_nodes_of_the_main_role(tmp_path: Path) -> None:
+    site = Site(tmp_path, role("judge", nodes=0, on="trainer"))
+    assert site.place("judge") == [("n1", [])]
+    site.supervisor.attempt_nodes = ["n2", "n5"]
+    site.healthy.remove("n1")
+    assert site.place("judge") == [("n2", [])]
+
+
+def test_instance_of_an_unhealthy_node_moves_to_a_spare_node(tmp_path: Path) -> None:
+    site = Site(tmp_path, role("rollout", nodes=2, instances=2))
+    site.place()
+    site.healthy.remove("n3")
+    assert site.place() == [("n5", []), ("n4", [])]
+    assert site.monitor.reserved_nodes() == ["n4", "n5"]
+    site.healthy.remove("n5")
+    assert not site.monitor._choose_node(site.monitor.instances["rollout"][0])  # n4 has no free GPU
+
+
+@pytest.mark.parametrize(("count", "reached", "nodes"), [(3, 3, 3), (4, 3, 3), (1, 1, 2), (2, 2, 2)])
+def test_scale_is_limited_by_the_nodes_of_the_allocation(
+    tmp_path: Path, count: int, reached: int, nodes: int
+) -> None:
+    site = Site(tmp_path, role("rollout", nodes=2, instances=2))
+    site.place()
+    plan = site.monitor.plan.roles[0]
+    site.monitor._scale_role(plan, count)
+    active = [item for item in site.monitor.instances["rollout"] if item.state != instances.REMOVED]
+    assert len(active) == reached
+    assert len(site.monitor.nodes["rollout"]) == nodes
+    if count == 2:
+        assert site.events == []
+        return
+    [event] = site.events
+    assert (event["instances"], event["requested"]) == (reached, count)
+    assert bool(event["reason"]) is (count > reached)
+
+
+def test_removed_instance_is_used_again_when_the_role_grows(tmp_path: Path) -> None:
+    site = Site(tmp_path, role("rollout", nodes=2, instances=2))
+    site.place()
+    plan = site.monitor.plan.roles[0]
+    site.monitor._scale_role(plan, 1)
+    site.monitor._scale_role(plan, 2)
+    assert [item.state for item in site.monitor.instances["rollout"]] == [instances.READY, instances.WAITING]
+    assert site.place() == [("n3", []), ("n4", [])]
+
+
+def test_numbers_of_starts_continue_after_a_requeue(tmp_path: Path) -> None:
+    (tmp_path / "roles/rollout-0/ranks/3").mkdir(parents=True)
+    site = Site(tmp_path, role("rollout"))
+    assert site.monitor.instances["rollout"][0].start == 3  # the next one is 4
