@@ -319,7 +319,7 @@ def test_f95_instance_of_a_lost_node_moves_to_the_spare_node(
             wait_for_events(cli, run, "role_ready", 1)
             node = address(run, "rollout-0")["node"]
             lab.kill_node(node)
-            second = wait_for_events(cli, run, "role_ready", 2, 120)[1]
+            second = wait_for_events(cli, run, "role_ready", 2, 240)[1]
             assert second["node"] not in {node, events_of(run, "attempt")[0]["nodes"][0]}
             assert events_of(run, "node_excluded")[0]["node"] == node
             assert len(events_of(run, "attempt")) == 1  # the trainer has not noticed
