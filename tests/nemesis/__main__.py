@@ -1,7 +1,7 @@
-"""``python -m tests.nemesis [--seeds FIRST-LAST,...]``: random schedules of faults against a real Slurm.
+"""``python -m tests.nemesis [--seeds FIRST-LAST,...]``: random schedules of faults on a real Slurm.
 
-Prints a line for each schedule, and keeps the history and the logs of each that fails in ``build/nemesis``.
-``--seed N`` lives one schedule again, ``--show`` prints what is in it.
+Prints a line for each schedule. The history and the logs of a schedule that fails are in ``build/nemesis``.
+``--seed N`` runs one schedule again, ``--show`` prints its content.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHARE = 20  # schedules, of both kinds of clusters
 
 @dataclass
 class Result:
-    """What came of one schedule."""
+    """The result of one schedule."""
 
     seed: int
     faults: list[str]
@@ -49,15 +49,15 @@ class Result:
 
 
 def main() -> int:
-    """Live schedules; return 1 if one broke a promise."""
+    """Run schedules; return 1 if one has a violation or an error."""
     parser = argparse.ArgumentParser(prog="python -m tests.nemesis", description=__doc__)
     parser.add_argument("--seeds", default="1-400,2000-2099", help="ranges, such as 1-400,2000-2099")
-    parser.add_argument("--seed", type=int, help="this one alone")
-    parser.add_argument("--lanes", type=int, default=2, help="clusters side by side")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no schedule later")
-    parser.add_argument("--show", action="store_true", help="print the schedule, and live none")
-    parser.add_argument("--record", action="store_true", help="for the site")
-    parser.add_argument("--add", action="store_true", help="to what was recorded before")
+    parser.add_argument("--seed", type=int, help="only this schedule")
+    parser.add_argument("--lanes", type=int, default=2, help="number of clusters at the same time")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no schedule after this time")
+    parser.add_argument("--show", action="store_true", help="print the schedules and run none")
+    parser.add_argument("--record", action="store_true", help="write the results for the documentation")
+    parser.add_argument("--add", action="store_true", help="add the results to those recorded before")
     parser.add_argument("--lane", help=argparse.SUPPRESS)
     args = parser.parse_args()
     seeds = [args.seed] if args.seed is not None else _parse_ranges(args.seeds)
@@ -68,7 +68,7 @@ def main() -> int:
     deadline = time.time() + args.seconds
     if args.lane or len(seeds) == 1:
         chosen = [int(seed) for seed in args.lane.split(",")] if args.lane else seeds
-        results = list(_told(live_all(chosen, deadline)))
+        results = list(_print_results(live_all(chosen, deadline)))
     else:
         results = _lanes(seeds, args.lanes, args.seconds)
         _summary(results)
@@ -87,7 +87,7 @@ def _parse_ranges(text: str) -> list[int]:
 
 
 def live_all(seeds: Sequence[int], deadline: float = float("inf")) -> Iterator[Result]:
-    """Live schedules one after another, on as few clusters as they allow."""
+    """Run schedules one after another, on as few clusters as possible."""
     for first in range(0, len(seeds), SHARE):
         for networked in (False, True):
             plans = [make(seed) for seed in seeds[first : first + SHARE]]
@@ -106,7 +106,7 @@ def _live_on(waiting: list[Schedule], networked: bool, deadline: float) -> Itera
 
 
 def live(place: Site, plan: Schedule) -> Result:
-    """Live one schedule and judge it."""
+    """Run one schedule and check its history."""
     begin = time.time()
     work = Workload(place, plan)
     events = work.live()
@@ -129,7 +129,7 @@ def live(place: Site, plan: Schedule) -> Result:
 
 
 def _keep(place: Site, plan: Schedule, events: Sequence[Event]) -> None:
-    """Keep what tells why a promise was broken: the history, what runs left, what daemons said."""
+    """Save the evidence of a violation: the history, the run directories and the logs of daemons."""
     kept = HISTORIES / str(plan.seed)
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)
@@ -140,14 +140,14 @@ def _keep(place: Site, plan: Schedule, events: Sequence[Event]) -> None:
         shutil.copy(log, kept)
 
 
-def _told(results: Iterator[Result]) -> Iterator[Result]:
+def _print_results(results: Iterator[Result]) -> Iterator[Result]:
     for result in results:
         print(json.dumps(asdict(result)), flush=True)
         yield result
 
 
 def _lanes(seeds: Sequence[int], lanes: int, seconds: float) -> list[Result]:
-    """Let processes live the schedules side by side, each with clusters of its own."""
+    """Run the schedules in several processes at the same time, each with its own clusters."""
     shares = [seeds[lane::lanes] for lane in range(lanes)]
     with ThreadPoolExecutor(lanes) as pool:
         answer = list(pool.map(lambda share: _lane(share, seconds), [share for share in shares if share]))
@@ -167,7 +167,7 @@ def _lane(seeds: Sequence[int], seconds: float) -> list[Result]:
 
 
 def record(results: Sequence[Result], before: Mapping[str, Any]) -> None:
-    """Write what the site tells of these schedules, and of those recorded before."""
+    """Write the results of these schedules, and of those recorded before, for the documentation."""
     ends, faults = Counter[str](before.get("ends", {})), Counter[str](before.get("faults", {}))
     for result in results:
         ends.update(result.states)
@@ -193,7 +193,7 @@ def record(results: Sequence[Result], before: Mapping[str, Any]) -> None:
 
 
 def in_words(result: Result) -> str:
-    """Return a schedule's line."""
+    """Return the line that is printed about a schedule."""
     faults = ", ".join(result.faults)
     ends = ", ".join(f"{number} {state}" for state, number in sorted(result.states.items()))
     text = f"seed {result.seed:<5} {result.seconds:5.1f} s  {result.runs} runs, {ends}; {faults}"

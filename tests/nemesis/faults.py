@@ -1,4 +1,4 @@
-"""What breaks things, each for a while; everything is whole again afterwards."""
+"""The faults: each is injected for some time and then removed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Owner(Protocol):
 
 
 class Nemesis:
-    """Breaks what a schedule says, in threads of its own."""
+    """Injects the faults of a schedule, in threads of their own."""
 
     def __init__(self, site: Site, history: History, bodies: Path, owner: Owner) -> None:
         self.site, self.history, self.bodies, self.owner = site, history, bodies, owner
@@ -53,7 +53,7 @@ class Nemesis:
         self._lock = threading.Lock()  # the keeper of the cluster does one thing at a time
 
     def break_it(self, fault: Fault, begin: float) -> None:
-        """Wait for the fault's time, make it, and mend it when its time is over."""
+        """Wait for the start of a fault, inject it, and remove it when its time is over."""
         time.sleep(max(0.0, begin + fault.at - time.time()))
         since = time.time()
         acts = {

@@ -1,4 +1,4 @@
-"""Schedules: what is submitted, done to it and broken, and when. A seed gives always the same one."""
+"""Schedules: runs, actions of clients, and faults, with their times. Each seed gives one schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPLIT = 1000  # from this seed on: long runs, on nodes that Slurm gives up while
 MIXED = 2000  # from this seed on: real training, runs submitted later, clients of an earlier version
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel")
 
-# What a fault can hit, and how long it lasts at most.
+# The targets of each fault, and its longest duration.
 FAULTS: dict[str, tuple[Sequence[str], float]] = {
     "N1": (("controller",), 6.0),  # stopped
     "N2": (("controller",), 3.0),  # killed, and started again
@@ -64,7 +64,7 @@ DAEMONS = {"N1", "N2", "N6"}  # one of them at a time: a controller does not sta
 
 @dataclass(frozen=True)
 class Run:
-    """One run: training code of `ticks` steps; attempts end with `codes`, all others with the last."""
+    """One run of `ticks` steps; its attempts end with `codes`, further attempts with the last of them."""
 
     name: str
     at: float
@@ -81,7 +81,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Act:
-    """A client does something to a run: cancel, requeue, status, logs, follow; or cleans what is over."""
+    """An action of a client on a run: cancel, requeue, status, logs, follow; or clean of ended runs."""
 
     at: float
     verb: str
@@ -92,7 +92,7 @@ class Act:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something breaks at `at`, for so many seconds."""
+    """A fault that begins at `at` and lasts this many seconds."""
 
     at: float
     kind: str
@@ -102,7 +102,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Schedule:
-    """All that happens, but for how it interleaves."""
+    """All runs, actions and faults of a schedule; only their interleaving is not determined."""
 
     seed: int
     networked: bool
@@ -135,7 +135,7 @@ def make(seed: int) -> Schedule:
 
 
 def _split(dice: random.Random, seed: int, networked: bool) -> Schedule:
-    """Return one in which a node is gone for longer than Slurm waits, and what runs there goes on."""
+    """Return a schedule in which Slurm loses a node whose processes continue."""
     runs = [_run(dice, f"s{seed}-r{number}") for number in range(3)]
     runs = [replace(run, ticks=dice.randint(50, 90), submitters=1, codes=run.codes[-1:]) for run in runs]
     node = dice.choice(NODES)

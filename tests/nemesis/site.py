@@ -1,4 +1,4 @@
-"""Where schedules are lived: a cluster, a small disk for its runs, Slurm's programs with a fault in them."""
+"""The environment of schedules: a cluster, a small disk for runs, and faulty versions of Slurm's programs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ exec "${real[@]}" "$@"
 
 
 class Site:
-    """A cluster and what belongs to it; the environment of this process becomes that of a login node."""
+    """A cluster and its disks; the environment of this process becomes that of a login node."""
 
     def __init__(self, root: Path, lab: SlurmLab, mounted: Sequence[str]) -> None:
         self.root, self.lab, self.mounted = root, lab, mounted
@@ -51,12 +51,12 @@ class Site:
         self.switch = root / "file-server-trouble"
 
     def fill_disk(self) -> None:
-        """Leave no byte on the disk of the runs."""
+        """Fill the disk of the runs."""
         if "disk" in self.mounted:
             _fill(self.disk / "filler", DISK_MB)
 
     def free_disk(self) -> None:
-        """Make room again."""
+        """Remove the file that fills the disk of the runs."""
         (self.disk / "filler").unlink(missing_ok=True)
 
     def damage_home(self, way: str) -> None:
@@ -98,7 +98,7 @@ class Site:
         (self.shims / f"{program}.fault").write_text(f"{way}\n")
 
     def mend(self, program: str) -> None:
-        """Let it do what it should."""
+        """Remove the fault of a program of Slurm."""
         (self.shims / f"{program}.fault").unlink(missing_ok=True)
 
     def _write_shims(self) -> None:
@@ -123,7 +123,7 @@ class Site:
             os.environ[name] = str(folder)
 
     def reset(self) -> None:
-        """See that nothing runs and every node is there, before the next schedule."""
+        """Cancel all jobs and wait until every node is idle, before the next schedule."""
         self.lab.run(["scancel", "--user", self.lab.user], check=False)
         for name in NODES:
             self.lab.run(["scontrol", "update", f"nodename={name}", "state=resume"], check=False)
@@ -135,7 +135,7 @@ class Site:
 
 @contextmanager
 def site(*, networked: bool) -> Iterator[Site]:
-    """Bring a site up, and end it."""
+    """Start a site, and stop it at the end."""
     networked = networked and network.possible()
     root = Path(tempfile.mkdtemp(prefix="nemesis-", dir="/tmp"))
     mounted = [
