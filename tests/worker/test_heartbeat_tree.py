@@ -296,6 +296,49 @@ def test_node_that_leaves_without_a_link_delivers_the_farewells_it_passes_on(job
     assert [job.beats.last[name]["kind"] for name in ("n0", "n1")] == ["bye", "bye"]
 
 
+def test_farewell_to_a_parent_that_has_closed_the_link_reaches_the_supervisor(job: Job) -> None:
+    names = ("n0", "n1", "n2")
+    job.start(*names)
+    job.pulse_until(lambda: set(job.beats.last_seen) == set(names) and job.linked() == list(names))
+    child = next(name for name in names if job.beats.root.parent_of(name))
+    leaving = job.relays[child]
+    leaving.handle = lambda events: None  # type: ignore[method-assign]  # it has not noticed yet
+    for connection in list(job.relays[job.beats.root.parent_of(child)]._children):
+        connection.close()
+    job.silenced.add(child)
+    leaving.put(beat("bye", {}))
+    assert leaving.leave()
+    job.pulse_until(lambda: job.beats.last.get(child, {}).get("kind") == "bye")
+
+
+def test_older_heartbeat_that_arrives_after_the_farewell_is_ignored(job: Job) -> None:
+    job.start("n0")
+    older = beats.pack_beat("n0", beat("beat", {}, restarted=False))
+    job.pulse_until(lambda: job.linked() == ["n0"])
+    job.silenced.add("n0")
+    farewell = beats.pack_beat("n0", beat("bye", {}))
+    job.beats.root._note(farewell + b"\n" + older)
+    job.beats.root._note(older)
+    job.pulse_until(lambda: job.beats.last.get("n0", {}).get("kind") == "bye")
+    job.pulse()
+    assert job.beats.still_there() == []
+
+
+def test_farewell_that_a_broken_link_may_have_lost_is_sent_again(job: Job) -> None:
+    job.start("n0")
+    job.pulse_until(lambda: job.linked() == ["n0"])
+    job.silenced.add("n0")
+    leaving = job.relays["n0"]
+    leaving.put(beat("bye", {}))
+    job.pulse_until(lambda: not leaving._pending)
+    job.beats.root.take()
+    job.beats.last.clear()  # as if the supervisor had not read it
+    job.beats._codes.clear()
+    assert leaving._parent is not None
+    leaving._parent.link.shutdown(socket.SHUT_RDWR)
+    job.pulse_until(lambda: job.beats.last.get("n0", {}).get("kind") == "bye")
+
+
 def test_farewell_that_is_read_late_counts_as_delivered(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.start("n0")
     job.pulse_until(lambda: job.linked() == ["n0"])

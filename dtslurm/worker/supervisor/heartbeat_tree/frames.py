@@ -24,6 +24,7 @@ READ = 1 << 18
 TRUST_S = 5.0  # for a peer to send its first message
 
 REGISTER, PLACE, JOIN, BEATS, ORDERS = b"R", b"P", b"J", b"B", b"O"  # first byte of a payload
+READ_ALL = b"A"  # the answer to the end of a connection, with the number of messages that were read
 
 
 class Untrusted(OSError):
@@ -117,11 +118,15 @@ class Connection:
             self._received += data
         payloads, self._unread = self._unread + self._messages(), []
         if is_closed and not payloads:
+            with contextlib.suppress(OSError):
+                self.send(READ_ALL + str(self._received_count).encode())
             raise ConnectionResetError("the peer has closed the connection")
         return payloads
 
     def finish(self, patience_s: float) -> None:
-        """Wait until the peer has read all messages and has closed the connection; then close this end.
+        """Wait until the peer confirms that it has read all messages; then close this end.
+
+        A peer that closes the connection without a confirmation may have done so before the last messages.
 
         Raises:
             OSError: the peer has not read all of them.
@@ -132,8 +137,13 @@ class Connection:
             self.link.settimeout(patience_s)
             self.link.sendall(self._outgoing)
             self.link.shutdown(socket.SHUT_WR)
-            while self.link.recv(READ):
+            data = self.link.recv(READ)
+            while data:
+                self._received += data
                 self.link.settimeout(max(0.01, end - time.monotonic()))
+                data = self.link.recv(READ)
+            if READ_ALL + str(self._sent_count).encode() not in self._messages():
+                raise OSError("the peer has not confirmed the last messages")
         finally:
             self.close()
 

@@ -55,6 +55,9 @@ class Relay:
         self._sequence = -1
         self._ordered_at = self._looked_at = self._flushed_at = 0.0
         self._pending: Dict[bytes, bytes] = {}  # the newest line of each node
+        # The farewells of this node and of those below it, which are sent again over a new link: the nodes
+        # themselves have left, and the old link may have broken before they were read.
+        self._farewells: Dict[bytes, bytes] = {}
         self._lock = threading.Lock()
         self._parent: Optional[frames.Connection] = None
         self._children: Set[frames.Connection] = set()
@@ -79,16 +82,21 @@ class Relay:
 
     def put(self, beat: Beat) -> bool:
         """Send a heartbeat; return whether this node has a link to the supervisor."""
-        with self._lock:
-            self._pending[self.node.encode()] = pack_beat(self.node, beat)
+        self._take_over([pack_beat(self.node, beat)])
         return self.orders is not None
 
     def pass_on(self, lines: List[bytes]) -> None:
         """Send the heartbeats of other nodes with this node's own."""
-        with self._lock:
-            self._pending.update((line.split(b" ", 1)[0], line) for line in lines if line)
-        if any(line.split(b" ", 2)[1] in FAREWELLS for line in lines if line):
+        if self._take_over([line for line in lines if line]):
             self._flushed_at = 0.0  # Slurm may end this node's agent soon
+
+    def _take_over(self, lines: List[bytes]) -> bool:
+        """Add lines to those to send; return whether one is a farewell."""
+        farewells = {line.split(b" ", 1)[0]: line for line in lines if line.split(b" ", 2)[1] in FAREWELLS}
+        with self._lock:
+            self._pending.update((line.split(b" ", 1)[0], line) for line in lines)
+            self._farewells.update(farewells)
+        return bool(farewells)
 
     def confirms_lease(self) -> bool:
         """Return whether the supervisor has just confirmed that this attempt holds the lease."""
@@ -107,7 +115,7 @@ class Relay:
 
     def _run(self, wake: socket.socket) -> None:
         end = None
-        while end is None or (self._has_unsent() and time.monotonic() < end):
+        while end is None or (not self._is_delivered and time.monotonic() < end):
             self.join_if_due()
             events = self.selector.select(0.2)
             self.handle([event for event, _ in events if event.fileobj is not wake])
@@ -116,16 +124,27 @@ class Relay:
                 end = time.monotonic() + FAREWELL_S
                 self._join_at = 0.0
                 self._flushed_at = 0.0
-        self._is_delivered = not self._has_unsent()
-        if self._parent is not None:
-            try:
-                self.selector.unregister(self._parent)
-                self._parent.finish(FAREWELL_S)
-            except OSError:
-                self._is_delivered = False
+            if end is not None and not self._has_unsent():
+                self._is_delivered = self._parent is None or self._finish(self._parent)
         self.close()
         wake.close()
         self._left.set()
+
+    def _finish(self, parent: frames.Connection) -> bool:
+        """End the link of a node that leaves; return whether the parent has read everything.
+
+        If it has not, this node sends the farewells to the supervisor itself.
+        """
+        with contextlib.suppress(KeyError, ValueError):
+            self.selector.unregister(parent)
+        try:
+            parent.finish(FAREWELL_S)
+        except OSError:
+            self._unlink()
+            self._join_at = 0.0
+            return False
+        self._parent = None
+        return True
 
     def _has_unsent(self) -> bool:
         return bool(self._pending) or (self._parent is not None and self._parent.is_sending)
@@ -274,6 +293,8 @@ class Relay:
     def _unlink(self) -> None:
         """Drop the parent and all children, which then ask for other parents."""
         self.orders, self._sequence = None, -1
+        with self._lock:
+            self._pending = {**self._farewells, **self._pending}
         for child in list(self._children):
             self._drop_child(child)
         parent, self._parent = self._parent, None

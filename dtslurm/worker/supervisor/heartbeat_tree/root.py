@@ -37,6 +37,7 @@ class HeartbeatRoot:
         self.folder, self.clock = folder, clock
         self._key = os.urandom(32)
         self._lines: Dict[bytes, Tuple[float, bytes]] = {}
+        self._farewells: Dict[bytes, float] = {}  # when each node that has left sent its farewell
         self._lock = threading.Lock()
         self._placement = HeartbeatTree(FAN_OUT)
         self._connections: Set[frames.Connection] = set()
@@ -124,10 +125,15 @@ class HeartbeatRoot:
 
     def _note(self, lines: bytes) -> None:
         now = self.clock()
-        line_by_node = {line[: line.index(b" ")]: (now, line) for line in lines.split(b"\n") if line}
-        for node, (_, line) in line_by_node.items():
-            if line[len(node) + 1 : len(node) + 2] in FAREWELLS:
+        line_by_node = {}
+        for line in filter(None, lines.split(b"\n")):
+            node, code, sent_at = line.split(b" ", 3)[:3]
+            if code in FAREWELLS:
                 self._placement.remove(node.decode())
+                self._farewells[node] = float(sent_at)
+            elif float(sent_at) <= self._farewells.get(node, 0.0):
+                continue  # another node has passed on an older heartbeat after the farewell had come directly
+            line_by_node[node] = (now, line)
         with self._lock:
             self._lines.update(line_by_node)
 
