@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
-from dtslurm.model.jobs.roles import RoleSpec, port_variable, quote_with_references
+from dtslurm.model.jobs.roles import Roles, RoleSpec, port_variable, quote_with_references
 from dtslurm.model.shell import RawShell
 from dtslurm.render.engine import Engine
 from dtslurm.render.text import wrap
@@ -64,11 +64,12 @@ def roles_plan(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout) -> di
         "main": spec.roles.main,
         "main_after": spec.roles.after,
         "gpus_per_node": layout.gpus_per_node,
-        "roles": [_describe_role(role) for role in spec.roles.others],
+        "gpus_of_ranks": min(layout.ranks_per_node, layout.gpus_per_node),
+        "roles": [_describe_role(role, spec.roles, layout) for role in spec.roles.others],
     }
 
 
-def _describe_role(role: RoleSpec) -> dict[str, object]:
+def _describe_role(role: RoleSpec, roles: Roles, layout: TaskLayout) -> dict[str, object]:
     options, ready = role.options, role.ready
     return {
         "name": role.name,
@@ -76,7 +77,7 @@ def _describe_role(role: RoleSpec) -> dict[str, object]:
         "on": role.on,
         "instances": role.instances,
         "per_node": options.instances is None and (role.nodes > 0 or options.per is not None),
-        "gpus": options.gpus,
+        "gpus": roles.gpus_per_instance(role, layout.nodes, layout.gpus_per_node),
         "ports": role.ports,
         "http": ready.http,
         "tcp": ready.tcp is not None,

@@ -114,7 +114,7 @@ def render(
                 "\n", "\n    "
             )
         ),
-        "spare_nodes": spec.extra_nodes,
+        "extra_nodes": spec.extra_nodes,
         "roles": bool(spec.other_roles),
         "secrets": tuple(map(RawShell, spec.secrets)),
         "starts_once": not spec.supervised and "no-requeue" in directives,

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +39,17 @@ roles:
 """
 
 
-# A trainer that registers four checkpoints, the last one just before it ends.
+# A trainer that registers four checkpoints, three of them just before it ends.
 CHECKPOINTING = """\
 import json, os, time
 for step in range(1, 5):
+    while step == 2 and not os.path.exists(os.path.join(os.environ["DTSLURM_RUN_DIR"], "evaluations.jsonl")):
+        time.sleep(0.1)  # the first one is evaluated during the training
     path = os.path.join(os.environ["DTSLURM_CHECKPOINT_DIR"], f"step-{step}")
     os.makedirs(path)
     with open(os.environ["DTSLURM_ARTIFACTS"], "a") as register:
         entry = {"path": f"checkpoints/step-{step}", "kind": "checkpoint", "step": step}
         register.write(json.dumps(entry) + "\\n")
-    time.sleep(1)
 """
 EVALUATED = """\
 job_name: train
@@ -60,6 +61,25 @@ roles:
     args: ["{python}", eval.py, "{{checkpoint}}"]
     on: trainer
     instances: 2
+"""
+# A trainer with two of four GPUs, beside two instances with a GPU each and one that needs none.
+WITH_GPUS = """\
+job_name: train
+time: 10
+gpus_per_node: 4
+roles:
+  trainer: {{script: gpus.py, launcher: srun, python: "{python}", ntasks_per_node: 2}}
+  judge:
+    command: [bash, -c, 'echo "GPUs $CUDA_VISIBLE_DEVICES."; sleep 600']
+    on: trainer
+    gpus: 1
+    instances: 2
+    ready: {{line: '^GPUs '}}
+  clock:
+    command: [bash, -c, 'echo "GPUs $CUDA_VISIBLE_DEVICES."; sleep 600']
+    on: trainer
+    gpus: 0
+    ready: {{line: '^GPUs '}}
 """
 
 
@@ -134,6 +154,8 @@ def test_roles_are_shown_and_can_be_scaled(cli: Cli) -> None:
     assert lines == [f"[rollout/{number}] generator {number} on port" for number in range(2)]
     assert "generator" not in cli("logs", job).stdout
     assert "no such role; did you mean 'rollout'?" in cli("logs", "--role", "rolout", job, code=2).stderr
+    assert "names no role; the run has rollout" in cli("logs", "--role", ",", job, code=2).stderr
+    assert "main role by itself" in cli("logs", "--role", "trainer,rollout", job, code=2).stderr
     assert "requested: rollout=3" in cli("scale", job, "rollout=3").stderr
     cli.wait_until(lambda: [item["state"] for item in instances_of(cli, job)] == ["ready"] * 3)
     cli("scale", job, "rollout=1")
@@ -209,7 +231,7 @@ def test_role_that_uses_up_its_restarts_ends_the_run(cli: Cli) -> None:
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "FAILED"
     [failed] = events_of(run, "role_failed")
     assert (failed["role"], failed["instance"], failed["cause"]) == ("rollout", 0, "killed")
-    assert failed["reason"] == "all 1 restarts are used up"
+    assert failed["reason"] == "its restarts are used up (1)"
 
 
 @WITHOUT_SSH
@@ -219,10 +241,20 @@ def test_f94_port_that_is_taken_is_replaced_by_a_free_one(cli: Cli) -> None:
     wait_for_events(cli, run, "role_started", 1)
     cli.wait_until(lambda: next((run.path / "roles/rollout-0").rglob("step.json"), None) is not None)
     taken = first_port(job, 0)
-    with socket.create_server(("", taken)):
+    with ExitStack() as stack:
+        cli.wait_until(lambda: _listen(taken, stack))  # a server of a test beside this one may have the port
         (cli.folder / "go").touch()
         wait_for_events(cli, run, "role_ready", 1)
-    assert address(run, "rollout-0")["ports"]["http"] == taken + 1
+    assert address(run, "rollout-0")["ports"]["http"] > taken
+
+
+def _listen(port: int, stack: ExitStack) -> bool:
+    """Return whether this process could begin to listen on a port."""
+    try:
+        stack.enter_context(socket.create_server(("", port)))
+    except OSError:
+        return False
+    return True
 
 
 @WITHOUT_SSH
@@ -288,6 +320,26 @@ def test_requeued_run_starts_its_roles_again(cli: Cli) -> None:
     cli.wait_until((run.path / "logs/1/rank-0.log").exists, 200)
     assert [item["state"] for item in instances_of(cli, job)] == ["ready", "ready"]
     cli("cancel", job)
+
+
+@ON_SLURM
+def test_instances_see_their_own_gpus_of_those_of_the_job(cli: Cli) -> None:
+    cli.script(WAITER, "wait.py")
+    # This job has the first GPUs of both nodes, so that those of the other job do not begin at 0.
+    other = cli.submit("-N", "2", "--gpus-per-node", "2", "-l", "srun", "wait.py")
+    cli.wait_until(lambda: cli.state(other) == "RUNNING")
+    cli.script("import os, time\nprint('gpus', os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n", "gpus.py")
+    job, run = start(cli, cli.script(WITH_GPUS.format(python=sys.executable), "job.yaml"))
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
+    [line] = [
+        line for line in (run.path / "logs/0/rank-0.log").read_text().splitlines() if line.startswith("gpus ")
+    ]
+    gpus = line.split()[1].split(",")
+    assert len(gpus) == 4
+    assert "0" not in gpus
+    shown = {line.split("] ")[1] for line in cli("logs", "--role", "judge,clock", job).stdout.splitlines()}
+    assert shown == {f"GPUs {gpus[2]}.", f"GPUs {gpus[3]}.", "GPUs ."}
+    cli("cancel", other)
 
 
 def test_script_of_a_run_with_one_role_is_the_script_of_the_job(tmp_path: Path) -> None:

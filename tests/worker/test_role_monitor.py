@@ -35,7 +35,7 @@ class Site:
     def note(self, name: str, **values: Any) -> None:
         self.events.append({"event": name, **values})
 
-    def place(self, name: str = "rollout") -> list[tuple[str, list[int]]]:
+    def place(self, name: str = "rollout") -> list[tuple[str, list[int] | None]]:
         """Let all instances of a role start; return their nodes and GPUs."""
         places = []
         for instance in self.monitor.instances[name]:
@@ -49,19 +49,22 @@ class Site:
 
 def with_gpus(name: str, gpus: int, **values: Any) -> RoleSpec:
     spec = role(name, **values)
-    return replace(spec, options=replace(spec.options, gpus=gpus))
+    return replace(spec, options=replace(spec.options, gpus=gpus, instances=values.get("instances")))
+
+
+def with_instances(name: str, count: int, **values: Any) -> RoleSpec:
+    spec = role(name, instances=count, **values)
+    return replace(spec, options=replace(spec.options, instances=count))
 
 
 def test_one_instance_on_each_node_has_all_its_gpus(tmp_path: Path) -> None:
     site = Site(tmp_path, role("rollout", nodes=2, instances=2))
-    assert site.place() == [("n3", []), ("n4", [])]
+    assert site.place() == [("n3", None), ("n4", None)]
     assert site.monitor.reserved_nodes() == ["n3", "n4"]
 
 
 def test_instances_of_a_node_share_its_gpus(tmp_path: Path) -> None:
-    spec = role("rollout", nodes=2, instances=4)
-    spec = replace(spec, options=replace(spec.options, instances=4))
-    assert Site(tmp_path, spec).place() == [
+    assert Site(tmp_path, with_instances("rollout", 4, nodes=2)).place() == [
         ("n3", [0, 1, 2, 3]),
         ("n4", [0, 1, 2, 3]),
         ("n3", [4, 5, 6, 7]),
@@ -74,19 +77,52 @@ def test_instance_beside_ranks_gets_the_last_gpus(tmp_path: Path) -> None:
     assert site.place("judge") == [("n1", [6, 7]), ("n2", [6, 7])]
 
 
+def test_instance_beside_another_role_gets_the_last_gpus(tmp_path: Path) -> None:
+    judge = with_gpus("judge", 2, nodes=0, on="rollout")
+    site = Site(tmp_path, with_gpus("rollout", 6), judge)
+    assert site.place() == [("n3", [0, 1, 2, 3, 4, 5])]
+    assert site.place("judge") == [("n3", [6, 7])]
+
+
+def test_instances_without_gpus_run_beside_all_others(tmp_path: Path) -> None:
+    site = Site(tmp_path, with_gpus("rollout", 0, instances=3))
+    assert site.place() == [("n3", [])] * 3
+
+
+def test_instances_taken_over_keep_their_gpus(tmp_path: Path) -> None:
+    roles = with_gpus("rollout", 4, instances=2)
+    site = Site(tmp_path, roles)
+    site.place()
+    for instance in site.monitor.instances["rollout"]:
+        instance.start = 0
+    site.monitor._write_state()
+    second = RoleMonitor(site.supervisor, site.monitor.plan)
+    second._run = lambda: None  # type: ignore[method-assign]
+    second.begin(resume=True)
+    assert [instance.gpus for instance in second.instances["rollout"]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert second._choose_gpus(second.instances["rollout"][1], "n3") == [4, 5, 6, 7]
+
+
+def test_instance_of_a_lost_node_moves_to_free_gpus_of_another_node_of_its_role(tmp_path: Path) -> None:
+    site = Site(tmp_path, with_gpus("rollout", 4, nodes=3, instances=3))
+    assert site.place() == [("n3", [0, 1, 2, 3]), ("n4", [0, 1, 2, 3]), ("n5", [0, 1, 2, 3])]
+    site.healthy.remove("n5")
+    assert site.place()[2] == ("n3", [4, 5, 6, 7])
+
+
 def test_instance_follows_the_nodes_of_the_main_role(tmp_path: Path) -> None:
     site = Site(tmp_path, role("judge", nodes=0, on="trainer"))
-    assert site.place("judge") == [("n1", [])]
+    assert site.place("judge") == [("n1", None)]
     site.supervisor.attempt_nodes = ["n2", "n5"]
     site.healthy.remove("n1")
-    assert site.place("judge") == [("n2", [])]
+    assert site.place("judge") == [("n2", None)]
 
 
 def test_instance_of_an_unhealthy_node_moves_to_a_spare_node(tmp_path: Path) -> None:
     site = Site(tmp_path, role("rollout", nodes=2, instances=2))
     site.place()
     site.healthy.remove("n3")
-    assert site.place() == [("n5", []), ("n4", [])]
+    assert site.place() == [("n5", None), ("n4", None)]
     assert site.monitor.reserved_nodes() == ["n4", "n5"]
     site.healthy.remove("n5")
     assert not site.monitor._choose_node(site.monitor.instances["rollout"][0])  # n4 has no free GPU
@@ -111,6 +147,31 @@ def test_scale_is_limited_by_the_nodes_of_the_allocation(
     assert bool(event["reason"]) is (count > reached)
 
 
+@pytest.mark.parametrize(
+    ("roles", "reached"),
+    [
+        ([with_gpus("rollout", 3, instances=2)], 2),
+        ([with_gpus("rollout", 2, instances=2)], 4),
+        ([with_gpus("rollout", 2, instances=2), with_gpus("judge", 3, nodes=0, on="rollout")], 2),
+        ([with_gpus("rollout", 0, instances=2)], 9),
+        ([with_instances("rollout", 2)], 2),  # they share all GPUs
+        ([with_gpus("rollout", 1, nodes=0, on="trainer", instances=2)], 4),  # two beside six ranks
+        ([role("rollout", nodes=0, on="trainer", instances=2)], 9),
+    ],
+)
+def test_scale_is_limited_by_the_gpus_of_the_nodes(
+    tmp_path: Path, roles: list[RoleSpec], reached: int
+) -> None:
+    site = Site(tmp_path, *roles)
+    site.monitor._scale_role(site.monitor.plan.roles[0], 9)
+    assert len(site.monitor.instances["rollout"]) == reached
+    placed = site.place()
+    assert all(node for node, _gpus in placed)
+    numbers = [(node, number) for node, gpus in placed for number in gpus or ()]
+    assert len(numbers) == len(set(numbers))
+    assert [bool(event["reason"]) for event in site.events] == [reached < 9]
+
+
 def test_removed_instance_is_used_again_when_the_role_grows(tmp_path: Path) -> None:
     site = Site(tmp_path, role("rollout", nodes=2, instances=2))
     site.place()
@@ -118,7 +179,7 @@ def test_removed_instance_is_used_again_when_the_role_grows(tmp_path: Path) -> N
     site.monitor._scale_role(plan, 1)
     site.monitor._scale_role(plan, 2)
     assert [item.state for item in site.monitor.instances["rollout"]] == [instances.READY, instances.WAITING]
-    assert site.place() == [("n3", []), ("n4", [])]
+    assert site.place() == [("n3", None), ("n4", None)]
 
 
 def test_numbers_of_starts_continue_after_a_requeue(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ vllm:request_success_total{finished_reason="stop"} 1e2
 vllm:num_requests_swapped nan-ish
 garbage
 """
-LAYOUT = TaskLayout(nodes=2, ranks_per_node=8, gpus_per_node=8, cpus_per_rank=None, mem=None, time=None)
+LAYOUT = TaskLayout(nodes=2, ranks_per_node=6, gpus_per_node=8, cpus_per_rank=None, mem=None, time=None)
 
 
 def role(name: str, **values: object) -> RoleSpec:

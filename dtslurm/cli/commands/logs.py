@@ -220,7 +220,11 @@ def _parse_roles(record: JobRecord, text: str | None, other_filter: str | None) 
         return None
     if not others:
         raise RequestInvalid([f"--role {text}: the run has only one role"])
+    if not names:
+        raise RequestInvalid([f"--role {text!r} names no role; the run has {', '.join(others)}"])
     for name in names:
+        if name == main:
+            raise RequestInvalid([f"--role {name}: show the output of the main role by itself"])
         if name not in others:
             raise RequestInvalid([f"--role {name}: the run has no such role{suggest_name(name, others)}"])
     return frozenset(names)

@@ -187,6 +187,7 @@ class _Checker:
         ports = self._choose_ports(name, options)
         self._check_command(name, options)
         self._check_readiness(name, options, ports)
+        self._check_metrics(name, options, ports)
         nodes, on, instances = self._choose_nodes(name, options)
         role = RoleSpec(
             name=name,
@@ -254,6 +255,18 @@ class _Checker:
                 re.compile(ready.line)
             except re.error as error:
                 self.report(name, "ready.line", f"is not a regular expression: {error}")
+        if ready.file is not None and ready.file.startswith("/"):
+            self.report(name, "ready.file", f"should be a path in the run directory, not {ready.file!r}")
+        if ready.silence is not None and not ready.by_port:
+            self.report(name, "ready.silence", f"has no effect: {given[0]} is not checked once it has passed")
+
+    def _check_metrics(self, name: str, options: RoleOptions, ports: tuple[str, ...]) -> None:
+        if options.metrics is None:
+            return
+        if not options.metrics.startswith("/"):
+            self.report(name, "metrics", f"should be a path such as /metrics, not {options.metrics!r}")
+        if not ports:
+            self.report(name, "metrics", "needs a port, and the role has none (ports)")
 
     def _choose_nodes(self, name: str, options: RoleOptions) -> tuple[int, str, int]:
         """Return the role's own nodes, the role whose nodes it shares, and the number of instances."""
@@ -274,6 +287,12 @@ class _Checker:
         if options.per and options.instances is not None:
             self.report(name, "instances", "per: node already gives the number of instances")
         if options.instances is not None:
+            if options.instances > roles.MAX_INSTANCES:
+                self.report(name, "instances", f"should be at most {roles.MAX_INSTANCES}")
+            if options.instances < nodes:
+                self.report(
+                    name, "instances", f"{options.instances} of {nodes} nodes are used: each runs on one node"
+                )
             return nodes, on, options.instances
         if options.per and on and on != self._tables.main:
             return nodes, on, self._options[on].nodes or 1

@@ -16,6 +16,7 @@ PORT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,19}")
 DEFAULT_PORT = "http"
 DEFAULT_WITHIN_S = 600
 DEFAULT_SILENCE_S = 30
+MAX_INSTANCES = 1000  # of a role
 ALONE, WITH_MAIN, NEVER = "alone", "with main", "never"
 # ${role.rollout.urls}, ${role.rollout.ports.weights} and ${port.http} stand for values known only in the job.
 REFERENCE = re.compile(r"(\$?)\$\{(role|port)\.([^{}]*)\}")
@@ -70,7 +71,7 @@ class RoleOptions:
         on: the role whose nodes this role shares.
         per: ``node`` starts an instance on each of the role's nodes.
         instances: the number of instances, distributed over the nodes in turn.
-        gpus: the GPUs of an instance; by default an equal share of its node's GPUs.
+        gpus: the GPUs of an instance; see `Roles.gpus_per_instance` for the default.
         ports: names of the ports that an instance opens.
         ready: when an instance is ready; without it, as soon as it has started.
         metrics: the path of an instance's metrics in Prometheus's text format.
@@ -155,6 +156,26 @@ class Roles:
     def nodes(self) -> int:
         """The nodes that the other roles have for themselves."""
         return sum(role.nodes for role in self.others)
+
+    def instances_per_node(self, role: RoleSpec, main_nodes: int) -> int:
+        """Return how many instances of a role each of its nodes has at most.
+
+        Args:
+            main_nodes: the nodes of the main role.
+        """
+        nodes_of_roles = {self.main: main_nodes, **{other.name: other.nodes for other in self.others}}
+        return -(-role.instances // nodes_of_roles[role.on or role.name]) if role.instances else 1
+
+    def gpus_per_instance(self, role: RoleSpec, main_nodes: int, gpus_per_node: int) -> int | None:
+        """Return the GPUs that each instance has for itself; None if it sees all GPUs of its node.
+
+        Several instances on a node of their role share its GPUs equally. An instance that is alone on such a
+        node, or that runs on the nodes of another role, sees all GPUs.
+        """
+        per_node = self.instances_per_node(role, main_nodes)
+        if role.options.gpus is not None:
+            return role.options.gpus
+        return None if role.on or per_node == 1 or not gpus_per_node else gpus_per_node // per_node
 
     @property
     def variables(self) -> tuple[str, ...]:

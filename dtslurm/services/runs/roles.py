@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.jobs.roles import MAX_INSTANCES
 from dtslurm.services.runs.status import views
 from dtslurm.services.runs.sync import refresh
 from dtslurm.services.wiring.context import Context
@@ -17,7 +18,6 @@ from dtslurm.views.role_states import FILE, parse_roles
 from dtslurm.worker.lib.json_records import read_object
 
 SCALE_FILE = "scale.json"
-MAX_INSTANCES = 1000
 
 
 def role_names(record: JobRecord) -> tuple[str, list[str]]:

@@ -28,7 +28,7 @@ class Instance:
     Attributes:
         slot: the number of the first port of this instance among all ports of the job.
         node: the node that it runs on, empty before its first start.
-        gpus: the numbers of the GPUs that it may use, empty for all GPUs of the node.
+        gpus: the numbers of the GPUs that it may use, None for all GPUs of the node.
         start: the number of its current or last start, -1 before the first. Numbers are never reused.
         restarts: how many of its starts followed a failure.
         was_ready: whether one of its starts has become ready.
@@ -45,7 +45,7 @@ class Instance:
         self.name = "{}-{}".format(role.name, number)
         self.folder = os.path.join(run_dir, "roles", self.name)
         self.node = ""
-        self.gpus: List[int] = []
+        self.gpus: Optional[List[int]] = None
         starts = [int(name) for name in names_in(os.path.join(self.folder, "ranks")) if name.isdigit()]
         self.start = max(starts) if starts else -1  # an earlier start of the job has used these numbers
         self.restarts = 0
@@ -106,7 +106,7 @@ class Instance:
             DTSLURM_ROLE_START=str(self.start),
             DTSLURM_ROLE_LOG=self.log,
             DTSLURM_ROLE_FILE=self._address_path,
-            DTSLURM_ROLE_GPUS=",".join(map(str, self.gpus)),
+            DTSLURM_ROLE_GPUS="all" if self.gpus is None else ",".join(map(str, self.gpus)),
             DTSLURM_PORT_STEP=str(port_step),
         )
         for name, port in ports.items():
@@ -127,6 +127,12 @@ class Instance:
     def adopt(self, values: Dict[str, Any]) -> None:
         """Take over an instance that a killed supervisor had started, from what it recorded."""
         self.node, self.start = str(values.get("node") or ""), whole_number(values.get("start")) or 0
+        gpus = values.get("gpus")
+        self.gpus = (
+            [number for number in gpus if whole_number(number) is not None]
+            if isinstance(gpus, list)
+            else None
+        )
         self.restarts = whole_number(values.get("restarts")) or 0
         self.started_at = float(values.get("started") or 0.0)
         state = str(values.get("state") or WAITING)
@@ -178,8 +184,8 @@ class Instance:
     def describe(self) -> Dict[str, Any]:
         """Return what roles.json states about the instance."""
         values: Dict[str, Any] = {
-            "instance": self.number, "state": self.state, "node": self.node, "start": self.start,
-            "restarts": self.restarts, "started": round(self.started_at, 1),
+            "instance": self.number, "state": self.state, "node": self.node, "gpus": self.gpus,
+            "start": self.start, "restarts": self.restarts, "started": round(self.started_at, 1),
             "changed": round(self.changed_at, 1), "host": self.host, "ports": self.ports, "url": self.url,
         }  # fmt: skip
         return dict(values, load=self.load) if self.load else values

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -277,7 +278,7 @@ class RoleMonitor:
     def _start(self, instance: Instance) -> None:
         node = self._choose_node(instance)
         if not node:
-            self._fail(instance, "node-failure", "no node is left for it")
+            self._fail(instance, "node-failure", "no node is left that can run it")
             return
         instance.gpus = self._choose_gpus(instance, node)
         step = sum(max(1, len(role.ports)) * len(self.instances[role.name]) for role in self.plan.roles)
@@ -310,20 +311,28 @@ class RoleMonitor:
         if instance.node in healthy and instance.node in own:
             return instance.node
         usable = [name for name in own if name in healthy] or (own if not instance.node else [])
-        taken = [
-            other.node
-            for other in self.instances[role.name]
-            if other is not instance and other.state in ALIVE
-        ]
-        free = [name for name in usable if taken.count(name) < self._per_node(role)]
-        if free:
-            return min(free, key=taken.count)
+        counts = {
+            name: sum(
+                other.node == name and other.state in ALIVE
+                for other in self.instances[role.name]
+                if other is not instance
+            )
+            for name in usable
+        }
+        fitting = [name for name in usable if self._has_gpus_for(instance, name, counts[name])]
+        intended = [name for name in fitting if counts[name] < self._per_node(role)]
         spare = self._spare_nodes(healthy) if role.nodes else []
-        if spare:
+        if spare and not intended:
             self.nodes[role.name] = [name for name in own if name in healthy] + [spare[0]]
             return spare[0]
-        needs_gpus = self.plan.gpus_per_node and role.gpus != 0
-        return "" if needs_gpus or not usable else min(usable, key=taken.count)
+        return min(intended or fitting, key=lambda name: counts[name], default="")
+
+    def _has_gpus_for(self, instance: Instance, node: str, count: int) -> bool:
+        """Return whether a node with ``count`` other instances of the role has the GPUs for one more."""
+        role = instance.role
+        if role.gpus is None:
+            return not count or bool(role.on) or not self.plan.gpus_per_node
+        return len(self._free_gpus(instance, node)) >= role.gpus
 
     def _per_node(self, role: RolePlan) -> int:
         """Return how many instances of a role one of its nodes is meant for."""
@@ -335,25 +344,25 @@ class RoleMonitor:
         used.update(self.supervisor.attempt_nodes)
         return [name for name in healthy if name not in used]
 
-    def _choose_gpus(self, instance: Instance, node: str) -> List[int]:
-        """Return the GPUs of an instance; empty if it may use all GPUs of its node.
+    def _choose_gpus(self, instance: Instance, node: str) -> Optional[List[int]]:
+        """Return the GPUs of an instance; None if it may use all GPUs of its node."""
+        role = instance.role
+        return None if role.gpus is None else sorted(self._free_gpus(instance, node)[: role.gpus])
 
-        Instances on nodes of their role count from the first GPU, those beside ranks from the last, because
-        the ranks of a node use the first ones.
+    def _free_gpus(self, instance: Instance, node: str) -> List[int]:
+        """Return the GPUs of a node that no rank and no other instance has for itself.
+
+        An instance on the nodes of another role takes the last ones first, as that role takes the first ones.
         """
-        total, role = self.plan.gpus_per_node, instance.role
-        per_node = self._per_node(role)
-        if not total or role.gpus == 0 or (role.gpus is None and (per_node == 1 or role.on)):
-            return []
-        share = max(1, total // per_node) if role.gpus is None else role.gpus
         taken = {
             number
             for other in self._all()
             if other is not instance and other.node == node and other.state in ALIVE
-            for number in other.gpus
+            for number in other.gpus or ()
         }
-        numbers = range(total - 1, -1, -1) if role.on == self.plan.main else range(total)
-        return sorted([number for number in numbers if number not in taken][:share])
+        first = self.plan.gpus_of_ranks if instance.role.on == self.plan.main else 0
+        free = [number for number in range(first, self.plan.gpus_per_node) if number not in taken]
+        return free[::-1] if instance.role.on else free
 
     def _adopt(self) -> None:
         """Take over the instances of a supervisor that was killed."""
@@ -406,8 +415,8 @@ class RoleMonitor:
         if instance.state == STARTING:
             if not instance.host and age > TASK_BEGINS_S:
                 is_alive = agents.answering(self.supervisor.top, [instance.node])
-                slug = "unknown" if is_alive else "node-failure"
-                self._end_and_restart(instance, slug, "Slurm did not start its step")
+                cause_id = "unknown" if is_alive else "node-failure"
+                self._end_and_restart(instance, cause_id, "Slurm did not start its step")
             elif age > role.within_s:
                 text = "it was not ready within {:.0f} s".format(role.within_s)
                 _end([instance])
@@ -419,9 +428,9 @@ class RoleMonitor:
             text = "it did not respond for {:.0f} s".format(now - instance.answered_at)
             self._end_and_restart(instance, "unresponsive", text)
 
-    def _end_and_restart(self, instance: Instance, slug: str, summary: str) -> None:
+    def _end_and_restart(self, instance: Instance, cause_id: str, summary: str) -> None:
         _end([instance])
-        self._consider_restart(instance, {"cause": slug, "summary": summary, "hopeless": False})
+        self._consider_restart(instance, {"cause": cause_id, "summary": summary, "hopeless": False})
 
     # ---- Ends ----
 
@@ -459,12 +468,12 @@ class RoleMonitor:
             instance, "role_ended", exit_code=code, cause=findings["cause"], summary=findings["summary"]
         )
         if findings["hopeless"] or role.restart == NEVER or instance.restarts >= role.restarts:
-            reasons = {True: "a restart would end the same way"}
-            reason = reasons.get(findings["hopeless"]) or (
-                "all {} restarts are used up".format(role.restarts)
-                if role.restarts and role.restart != NEVER
-                else "no restart is allowed"
-            )
+            if findings["hopeless"]:
+                reason = "a restart would end the same way"
+            elif role.restarts and role.restart != NEVER:
+                reason = "its restarts are used up ({})".format(role.restarts)
+            else:
+                reason = "no restart is allowed"
             self._fail(instance, findings["cause"], findings["summary"], reason=reason, code=code)
             return
         instance.not_before = time.monotonic() + PAUSES_S[min(instance.restarts, len(PAUSES_S) - 1)]
@@ -483,7 +492,7 @@ class RoleMonitor:
             }
 
     def _fail(
-        self, instance: Instance, slug: str, summary: str, *, reason: str = "", code: Optional[int] = None
+        self, instance: Instance, cause_id: str, summary: str, *, reason: str = "", code: Optional[int] = None
     ) -> None:
         """End the run because of an instance that cannot come back."""
         instance.set_state(FAILED)
@@ -492,7 +501,7 @@ class RoleMonitor:
         )
         last_lines = cause.read_last_lines(instance.folder, instance.start) if instance.start >= 0 else []
         self._event(
-            instance, "role_failed", cause=slug, summary=summary, reason=reason, lines=last_lines,
+            instance, "role_failed", cause=cause_id, summary=summary, reason=reason, lines=last_lines,
             log=os.path.relpath(instance.log, self.run_dir),
         )  # fmt: skip
         self.supervisor.say("role {}{}".format(text, "; " + reason if reason else ""))
@@ -527,21 +536,39 @@ class RoleMonitor:
         _end([instance for instance in active[count:] if instance.state in ALIVE])
         for instance in active[count:]:
             instance.set_state(REMOVED)
-        reached = count
+        reached, reason = count, ""
         if role.nodes and role.per_node:  # one instance on each node
             own, spare = self.nodes[role.name], self._spare_nodes(self.supervisor.healthy())
             reached = min(count, len(own) + len(spare))
+            reason = "no other node of the allocation is free"
             self.nodes[role.name] = own + spare[: max(0, reached - len(own))]
+        elif count > len(active):
+            reached = min(count, max(len(active), self._count_places(role)))
+            reason = "no other GPU of the role's nodes is free"
         for _ in range(len(active), reached):
             removed = [instance for instance in instances if instance.state == REMOVED]
             instance = removed[0] if removed else self._add_instance(role)
             instance.restarts = 0
             instance.set_state(WAITING)
         if len(active) != count:
-            reason = "" if reached == count else "no other node of the allocation is free"
             self.supervisor.ledger.event(
-                "role_scaled", role=role.name, instances=reached, requested=count, reason=reason
-            )
+                "role_scaled", role=role.name, instances=reached, requested=count,
+                reason=reason if reached < count else "",
+            )  # fmt: skip
+
+    def _count_places(self, role: RolePlan) -> int:
+        """Return how many instances the nodes of a role have GPUs for."""
+        if not self.plan.gpus_per_node or role.gpus == 0 or (role.gpus is None and role.on):
+            return sys.maxsize
+        nodes = len(self._nodes_of(role))
+        if role.gpus is None:
+            return nodes
+        host = role.on or role.name
+        used = self.plan.gpus_of_ranks if host == self.plan.main else 0
+        for other in self.plan.roles:
+            if other is not role and host == (other.on or other.name):
+                used += (other.gpus or 0) * self._per_node(other)
+        return nodes * (max(0, self.plan.gpus_per_node - used) // role.gpus)
 
     def _write_state(self) -> None:
         roles = [
@@ -561,7 +588,7 @@ class RoleMonitor:
             write_atomically(os.path.join(self.run_dir, STATE_FILE), json.dumps(document) + "\n", sync=False)
         except OSError:
             return  # the disk may be full for a moment
-        self._written, self._written_at = json.loads(json.dumps(roles)), now
+        self._written, self._written_at = roles, now
 
     def _event(self, instance: Instance, name: str, **values: Any) -> None:
         self.supervisor.ledger.event(

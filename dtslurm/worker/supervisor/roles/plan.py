@@ -17,7 +17,7 @@ class RolePlan(NamedTuple):
         nodes: the nodes that the role has for itself; 0 if it shares those of the role ``on``.
         instances: the number of instances; 0 for one on each node of the role ``on``.
         per_node: whether the role has one instance on each of its nodes.
-        gpus: the GPUs of an instance; None for an equal share of the GPUs of its node.
+        gpus: the GPUs that each instance has for itself; None if it sees all GPUs of its node.
         within_s: the time limit until an instance is ready.
         silence_s: for how long a ready instance may leave its readiness check unanswered.
         finish_s: how long an instance may go on after the training has succeeded.
@@ -61,11 +61,13 @@ class RolesPlan(NamedTuple):
     Attributes:
         main_after: (role, ``ready`` or ``started``) for each role that the main role waits for.
         gpus_per_node: the GPUs that the job has on each node.
+        gpus_of_ranks: how many of them the ranks use on each node of the main role, the first ones.
     """
 
     main: str
     main_after: Sequence[Tuple[str, str]]
     gpus_per_node: int
+    gpus_of_ranks: int
     roles: Sequence[RolePlan]
 
 
@@ -77,7 +79,8 @@ def read_plan(top: str) -> Optional[RolesPlan]:
     return RolesPlan(
         main=str(document["main"]),
         main_after=[(str(name), str(state)) for name, state in document.get("main_after") or []],
-        gpus_per_node=int(document.get("gpus_per_node") or 0),
+        gpus_per_node=int(document["gpus_per_node"]),
+        gpus_of_ranks=int(document["gpus_of_ranks"]),
         roles=[_read_role(role) for role in document["roles"]],
     )
 
