@@ -92,11 +92,15 @@ def succeeds(folder: Path, environment: dict[str, str], line: str) -> bool:
     return run_dtslurm(shlex.split(line)[1:], cwd=folder, env=environment, timeout=600).returncode == 0
 
 
-def submit_roles(folder: Path, environment: dict[str, str]) -> str:
-    """Submit a run with the roles that the documentation names, and return its job id."""
+def submit_roles(folder: Path, environment: dict[str, str], *, seconds: int) -> str:
+    """Submit a run with the roles that the documentation names, and return its job id.
+
+    Args:
+        seconds: how long the main role runs.
+    """
     server = "{command: [python3, -m, http.server, '${port.http}'], on: trainer, ready: {tcp: true}}"
     main = "{script: roles.py, launcher: srun, time: 5}"
-    (folder / "roles.py").write_text("import time\ntime.sleep(5)\n")
+    (folder / "roles.py").write_text(f"import time\ntime.sleep({seconds})\n")
     (folder / "roles.yaml").write_text(f"roles:\n  trainer: {main}\n  rollout: {server}\n  judge: {server}\n")
     (folder / "roles.yaml").chmod(0o644)
     return run_line(folder, environment, "dtslurm submit --parsable roles.yaml").stdout.strip()
@@ -123,7 +127,9 @@ def test_every_documented_dtslurm_command_succeeds(
     shutil.rmtree(folder / "cache" / "dtslurm" / "queues", ignore_errors=True)
     line = re.sub(r"\b(17|18|4711)\b", job, line)
     if " --role " in line or " scale " in line:
-        line = line.replace(job, roles_job := submit_roles(folder, environment))
+        # logs -f returns at the end of the run; the other commands need one that has not ended.
+        seconds = 0 if " -f " in line else 600
+        line = line.replace(job, roles_job := submit_roles(folder, environment, seconds=seconds))
         job = roles_job
     elif " cancel " in line or " logs -f" in line:
         (folder / "short.py").touch()
