@@ -9,6 +9,7 @@ module as a submitit plugin, in the rank and in its child processes.
 import importlib
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any, ClassVar, Dict
@@ -18,6 +19,7 @@ from submitit.core import job_environment, plugins, submission, utils
 from submitit.slurm.slurm import SlurmJobEnvironment
 
 HERE = "DTSLURM_FUNCTIONS"
+LOWER_TASKS_S = 10.0  # for the tasks with lower numbers to fail too
 
 
 class FunctionPaths(utils.JobPaths):
@@ -76,7 +78,21 @@ def main() -> None:
         submission.process_job(sys.argv[1] if len(sys.argv) > 1 else os.environ[HERE])
     except Exception:
         write_error(environment.paths.result_pickle)
+        wait_for_lower_tasks(environment.paths)
         raise
+
+
+def wait_for_lower_tasks(own: FunctionPaths) -> None:
+    """Wait, for at most LOWER_TASKS_S, until the tasks with lower numbers have written their results.
+
+    The end of this task ends the others. If several tasks fail together, submitit's error of the job is that
+    of the lowest number, and it must not depend on which task was the fastest.
+    """
+    deadline = time.monotonic() + LOWER_TASKS_S
+    for number in range(own.task_id):
+        result = FunctionPaths(own.folder, job_id=own.job_id, task_id=number).result_pickle
+        while not result.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
 def write_error(result: Path) -> None:

@@ -77,6 +77,18 @@ def fail_on_the_second():
     time.sleep(300)
 
 
+class LateOnTheSecond:
+    """Unpickled late by task 1, which a SIGTERM ends until then: submitit handles signals afterwards."""
+
+    def __reduce__(self):
+        return eval, ("__import__('time').sleep(3 * (__import__('os').environ['RANK'] == '1'))",)
+
+
+def fail_unless_first(_argument):
+    if rank := submitit.JobEnvironment().global_rank:
+        raise ValueError(f"failure of task {rank}")
+
+
 def sleep_long():
     print("began", flush=True)
     time.sleep(300)
@@ -188,7 +200,21 @@ def test_job_error_is_the_error_of_the_task_that_failed_first(cli: Cli) -> None:
     assert result["kind"] == "FailedJobError"
     assert "ValueError: no such thing as a free lunch" in result["error"]
     assert result["same"]
-    assert result["seconds"] < 40  # the other two are not waited for: they get no result
+    assert (
+        result["seconds"] < 80
+    )  # 10 s for task 0, 30 s for its end; the other two are not waited for: they get no result
+
+
+@WITHOUT_SSH
+def test_job_error_is_the_error_of_the_lowest_of_the_tasks_that_fail_together(cli: Cli) -> None:
+    result = run(
+        cli,
+        """
+        job = executor(tasks_per_node=3).submit(fail_unless_first, LateOnTheSecond())
+        tell(error=str(job.exception()))
+        """,
+    )
+    assert "ValueError: failure of task 1" in result["error"]
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)

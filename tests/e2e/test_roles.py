@@ -323,9 +323,11 @@ def test_requeued_run_starts_its_roles_again(cli: Cli) -> None:
 
 
 @ON_SLURM
-def test_instances_see_their_own_gpus_of_those_of_the_job(cli: Cli) -> None:
+def test_instances_see_their_own_gpus_of_those_of_the_job(cli: Cli, slurm_lab: SlurmLab) -> None:
     cli.script(WAITER, "wait.py")
-    # This job has the first GPUs of both nodes, so that those of the other job do not begin at 0.
+    # This job has the first GPUs of both nodes, so that those of the other job do not begin at 0. A job of
+    # an earlier test that is still completing would have them.
+    slurm_lab.wait_idle()
     other = cli.submit("-N", "2", "--gpus-per-node", "2", "-l", "srun", "wait.py")
     cli.wait_until(lambda: cli.state(other) == "RUNNING")
     cli.script("import os, time\nprint('gpus', os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n", "gpus.py")
