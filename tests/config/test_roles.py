@@ -100,6 +100,8 @@ def test_escaped_reference_stays_for_the_job(tmp_path: Path) -> None:
             "the roles wait for each other: ",
         ),
         (TRAINER + ROLLOUT.replace("per: node", "after: [trainer soon]"), "write NAME, NAME ready"),
+        (TRAINER.replace("nodes: 2", "after: {rollout: ready}") + ROLLOUT, "roles.trainer.after: "),
+        (TRAINER.replace("nodes: 2", "after: [[rollout]]") + ROLLOUT, "roles.trainer.after"),
         (TRAINER + ROLLOUT.replace("per: node", "ports: []"), "${port.http}: rollout has no port 'http'"),
         (with_rollout("ports: [], ready: {tcp: true}"), "tcp needs a port"),
         (with_rollout("ready: {tcp: grpc}"), "should be true or a port's name"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,6 +181,20 @@ def test_removed_instance_is_used_again_when_the_role_grows(tmp_path: Path) -> N
     site.monitor._scale_role(plan, 2)
     assert [item.state for item in site.monitor.instances["rollout"]] == [instances.READY, instances.WAITING]
     assert site.place() == [("n3", None), ("n4", None)]
+
+
+def test_each_role_is_scaled_by_its_own_request_once(tmp_path: Path) -> None:
+    judge = with_gpus("judge", 0, nodes=0, on="trainer", instances=1)
+    site = Site(tmp_path, with_gpus("rollout", 1, instances=1), judge)
+    for name, count in (("rollout", 3), ("judge", 2)):  # the second request does not replace the first
+        (tmp_path / f"scale-{name}.json").write_text(json.dumps({"instances": count}))
+    for _ in range(2):
+        site.monitor._scale()
+    assert [(event["role"], event["instances"]) for event in site.events] == [("rollout", 3), ("judge", 2)]
+    (tmp_path / "scale-rollout.json").write_text('{"instances": "x"}')
+    (tmp_path / "scale-judge.json").write_text("[")
+    site.monitor._scale()
+    assert len(site.events) == 2
 
 
 def test_numbers_of_starts_continue_after_a_requeue(tmp_path: Path) -> None:

@@ -328,9 +328,11 @@ class _Checker:
         if entry is None:
             later = {role.name for role in other_roles if any(first == main for first, _ in role.after)}
             return tuple((role.name, "ready") for role in other_roles if role.name not in later)
-        items = entry.value.items if not isinstance(entry.value, Table | Scalar) else (entry.value,)
-        texts = tuple(item.text or "" for item in items if isinstance(item, Scalar))
-        return tuple(self._read_after(main, texts))
+        options, problems = decode.read(
+            RoleOptions, self._tables.main_table._replace(entries={"after": entry})
+        )
+        self._problems += [problem._replace(key=f"{KEY}.{main}.{problem.key}") for problem in problems]
+        return () if options is None else tuple(self._read_after(main, options.after))
 
     def check_cycles(
         self, other_roles: tuple[RoleSpec, ...], main_after: tuple[tuple[str, str], ...]

@@ -10,14 +10,9 @@ from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.jobs.roles import MAX_INSTANCES
 from dtslurm.services.runs.status import views
-from dtslurm.services.runs.sync import refresh
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
 from dtslurm.suggestions import suggest_name
-from dtslurm.views.role_states import FILE, parse_roles
-from dtslurm.worker.lib.json_records import read_object
-
-SCALE_FILE = "scale.json"
 
 
 def role_names(record: JobRecord) -> tuple[str, list[str]]:
@@ -57,9 +52,6 @@ def scale_roles(context: Context, record: JobRecord, counts: Mapping[str, int]) 
         problems.append(f"job {record.job_id or record.name} has ended ({view.statuses[0].word})")
     if problems:
         raise RequestInvalid(problems)
-    current = {}
-    refresh(context, [record])
-    for role in parse_roles(read_object(str(Path(record.folder) / FILE)).get("roles")):
-        current[role.name] = len(role.active)
-    document = json.dumps({**current, **counts}).encode()
-    context.cluster_of(record).transport.put(document, f"{record.run_dir}/{SCALE_FILE}")
+    transport = context.cluster_of(record).transport
+    for name, count in counts.items():
+        transport.put(json.dumps({"instances": count}).encode(), f"{record.run_dir}/scale-{name}.json")

@@ -35,7 +35,8 @@ PROBES = 16  # checks at once
 PAUSES_S = (0.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # before a restart, by the number of restarts so far
 TASK_BEGINS_S = 60.0  # for Slurm to start an instance's step on a node that it considers healthy
 NOTICED_S = 2.0  # for the end of an instance to be noticed
-STATE_FILE, SCALE_FILE = "roles.json", "scale.json"
+STATE_FILE, SCALE_FILE = "roles.json", "scale-{}.json"
+MAX_INSTANCES = 1000  # of a role
 FINISHING = "finishing"  # exists once the training has succeeded: roles with `finish` end by themselves then
 
 
@@ -67,7 +68,7 @@ class RoleMonitor:
         self._checks: Dict[str, Any] = {}
         self._written_at = 0.0
         self._written: Any = None
-        self._scale_stamp: Any = None
+        self._scale_versions: Dict[str, Any] = {}
 
     # ---- Called by the supervisor ----
 
@@ -370,7 +371,7 @@ class RoleMonitor:
             name = state.get("name")
             for values in state.get("instances") or []:
                 number = whole_number(values.get("instance"))
-                if name not in self.instances or number is None or number < 0 or number > 10000:
+                if name not in self.instances or number is None or not 0 <= number < 10000:
                     continue
                 while len(self.instances[name]) <= number:
                     self._add_instance(self._roles[name])
@@ -517,18 +518,19 @@ class RoleMonitor:
 
     def _scale(self) -> None:
         """Change the number of instances as ``dtslurm scale`` requested."""
-        path = os.path.join(self.run_dir, SCALE_FILE)
-        try:
-            stamp = os.stat(path).st_mtime_ns, os.stat(path).st_ino
-        except OSError:
-            return
-        if stamp == self._scale_stamp:
-            return
-        self._scale_stamp = stamp
-        for name, value in read_object(path).items():
-            count = whole_number(value)
-            if name in self.instances and count is not None and 0 <= count <= 10000:
-                self._scale_role(self._roles[name], count)
+        for role in self.plan.roles:
+            path = os.path.join(self.run_dir, SCALE_FILE.format(role.name))
+            try:
+                status = os.stat(path)
+            except OSError:
+                continue
+            version = status.st_mtime_ns, status.st_ino
+            if version == self._scale_versions.get(role.name):
+                continue
+            self._scale_versions[role.name] = version
+            count = whole_number(read_object(path).get("instances"))
+            if count is not None and 0 <= count <= MAX_INSTANCES:
+                self._scale_role(role, count)
 
     def _scale_role(self, role: RolePlan, count: int) -> None:
         instances = self.instances[role.name]
