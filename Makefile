@@ -94,7 +94,7 @@ check: install-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --strict --quiet
-	$(PYTEST) -q tests/render/test_golden.py
+	$(PYTEST) -q tests/render/test_golden.py tests/test_structure.py
 
 docs: install-dev
 	$(BIN)/mkdocs build --strict

@@ -82,15 +82,15 @@ def main() -> None:
         raise
 
 
-def wait_for_lower_tasks(own: FunctionPaths) -> None:
+def wait_for_lower_tasks(paths: FunctionPaths) -> None:
     """Wait, for at most LOWER_TASKS_S, until the tasks with lower numbers have written their results.
 
     The end of this task ends the others. If several tasks fail together, submitit's error of the job is that
     of the lowest number, and it must not depend on which task was the fastest.
     """
     deadline = time.monotonic() + LOWER_TASKS_S
-    for number in range(own.task_id):
-        result = FunctionPaths(own.folder, job_id=own.job_id, task_id=number).result_pickle
+    for number in range(paths.task_id):
+        result = FunctionPaths(paths.folder, job_id=paths.job_id, task_id=number).result_pickle
         while not result.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
 

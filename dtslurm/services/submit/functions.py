@@ -6,6 +6,7 @@ import contextlib
 import operator
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -26,6 +27,7 @@ from dtslurm.store.rundir import RunDir
 from dtslurm.suggestions import suggest_name
 
 FOLDER = "functions"
+LAST_OUTPUT_S = 10.0  # for the output of a rank that has written its result
 _RUNNER = f"{FOLDER}/dtslurm_function.py"
 _PLUGIN = {  # registers `DtslurmJobEnvironment` with submitit in the rank and in its child processes
     f"{FOLDER}/dtslurm_function-1.dist-info/METADATA": (
@@ -232,6 +234,20 @@ def fetch_result(context: Context, record: JobRecord, name: str, folder: Path) -
         return bool(fetch(context, functions_record, [name], folder).files)
     except (JobNotFound, TransportError):  # not written yet, or the cluster cannot be reached now
         return False
+
+
+def wait_for_rank_end(record: JobRecord, task: str, rank: int) -> None:
+    """Wait until a rank that has written its result has also ended, so that its output is complete.
+
+    The wait ends after LAST_OUTPUT_S: a node may be lost between the two.
+    """
+    run = RunDir(Path(record.folder) / (f"tasks/{task}/" if task else ""))
+    deadline = time.monotonic() + LAST_OUTPUT_S
+    while time.monotonic() < deadline:
+        ranks = [item for attempt in run.attempts()[-1:] for item in run.ranks(attempt)]
+        if any(item.rank == rank and item.exit_code is not None for item in ranks):
+            return
+        time.sleep(0.05)
 
 
 def log_of(context: Context, record: JobRecord, task: str, rank: int, stream: str = "log") -> str | None:
