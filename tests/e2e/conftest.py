@@ -17,7 +17,7 @@ import pytest
 
 from dtslurm.store.rundir import RunDir
 from tests.sshd.fixtures import Login
-from tests.waiting import wait_until
+from tests.waiting import busyness, wait_until
 from tests.warm import run_dtslurm
 
 Finished = subprocess.CompletedProcess[str]
@@ -47,7 +47,11 @@ class Cli:
 
     def __call__(self, *words: str, code: int | None = 0, timeout: float = 120) -> Finished:
         done = run_dtslurm(
-            words, cwd=self.folder, env={**os.environ, **self.env}, timeout=timeout, prefix=self.prefix
+            words,
+            cwd=self.folder,
+            env={**os.environ, **self.env},
+            timeout=timeout * busyness(),
+            prefix=self.prefix,
         )
         if code is not None:
             assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -63,9 +63,13 @@ while step < STEPS:
     if step >= 5:
         fault()
     inputs = torch.randn(16, 8, generator=torch.Generator().manual_seed(step * 4 + dist.get_rank()))
-    loss = torch.nn.functional.mse_loss(model(inputs), inputs.sum(dim=1, keepdim=True))
     optimizer.zero_grad()
-    loss.backward()
+    try:
+        loss = torch.nn.functional.mse_loss(model(inputs), inputs.sum(dim=1, keepdim=True))
+        loss.backward()
+    except RuntimeError:  # a peer has failed: its record of this comes first
+        time.sleep(3)
+        raise
     optimizer.step()
     print(f"step {step} loss {loss.item():.6f}", flush=True)
     if dist.get_rank() == 0:

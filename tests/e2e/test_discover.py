@@ -146,7 +146,7 @@ def test_cluster_check_measures_the_network_between_two_nodes(cli: Cli) -> None:
     fabric = "fabric: {kind: ethernet, expected_busbw_gbs: 1000000}\n"
     (profiles / "hopeful.yaml").write_text(text + fabric)
     words = ("-l", "torchrun", "-p", "main", "--json")
-    bad = json.loads(cli("cluster", "check", "hopeful", *words, code=1).stdout)
+    bad = json.loads(cli("cluster", "check", "hopeful", *words, code=1, timeout=600).stdout)
     row = next(row for row in bad["claims"] if row["what"] == "fabric check")
     assert row["verdict"] == "differs"
     assert "less than half of the 1e+06 expected" in row["found"]

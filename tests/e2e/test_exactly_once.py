@@ -70,23 +70,27 @@ def lose_the_answer(lab: SlurmLab, context: Context, job: Prepared) -> JobRecord
 
 
 def end_state(context: Context, token: str) -> JobState:
-    deadline = time.monotonic() + 60
-    while True:
+    states: list[JobState] = []
+
+    def ended() -> bool:
         (view,) = views(context, [find(context, token)])
-        if view.terminal:
-            return view.statuses[0].state
-        assert time.monotonic() < deadline, view
-        time.sleep(0.3)
+        states[:] = [view.statuses[0].state] if view.terminal else []
+        return view.terminal
+
+    wait_until(ended, limit=60)
+    return states[0]
 
 
 def settled_record(context: Context, token: str) -> JobRecord:
-    deadline = time.monotonic() + 60
-    while True:
+    records: list[JobRecord] = []
+
+    def settled() -> bool:
         (view,) = views(context, [find(context, token)])
-        if view.record.phase not in {"planned", "unknown"}:
-            return view.record
-        assert time.monotonic() < deadline, view
-        time.sleep(0.3)
+        records[:] = [view.record]
+        return view.record.phase not in {"planned", "unknown"}
+
+    wait_until(settled, limit=60)
+    return records[0]
 
 
 def test_f1_job_with_a_lost_sbatch_answer_is_found(lab: SlurmLab, project: Path) -> None:

@@ -53,6 +53,7 @@ def test_f87_the_ranks_of_a_node_share_a_log_that_outlives_its_agents(cli: Cli) 
     run = cli.run_dir(job)
     checkpoints, logs = run.path / "checkpoints", run.path / "logs/0"
     cli.wait_until(lambda: "begin 3" in log_of(cli, job, "--rank", "3"))
+    cli.wait_until(lambda: "begin 0" in log_of(cli, job, "--rank", "0"))
     assert {path.name for path in logs.glob("rank*")} == {"ranks-0.log", "ranks-2.log"}
     assert {path.name for path in (run.path / "ranks/0").glob("*.json*")} >= {
         "ranks-0.jsonl",

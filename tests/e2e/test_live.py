@@ -60,9 +60,10 @@ def until_waiting(cli: Cli, job: str, count: int) -> dict[str, Any]:
     def wait() -> bool:
         seen.update(live_diagnosis(cli, job))
         counts: list[int] = [place["count"] for place in seen["places"] if place["kind"] == "waits"]
-        return sum(counts) == count
+        # On a busy node py-spy may not get the time to read every stack.
+        return sum(counts) == count and all(rank["by"] == "py-spy" for rank in seen["ranks"])
 
-    cli.wait_until(wait, 120)
+    cli.wait_until(wait, 240)
     return seen
 
 
@@ -80,9 +81,13 @@ def check(cli: Cli, trouble: str, per_node: int) -> None:
     assert verdict["advice"]
     by = [rank["by"] for rank in seen["ranks"]]
     assert by.count("py-spy") == 2 * per_node, seen["missing"]
-    stdout = cli("diagnose", "--live", job).stdout
-    assert f"rank {per_node}" in stdout
-    assert "the job hangs" in stdout
+    texts: list[str] = []
+
+    def named() -> bool:
+        texts.append(cli("diagnose", "--live", job).stdout)
+        return f"rank {per_node}" in texts[-1] and "the job hangs" in texts[-1]
+
+    cli.wait_until(named)
     assert cli.state(job) == "RUNNING"
 
 

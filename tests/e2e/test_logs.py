@@ -99,10 +99,10 @@ def test_tail_of_a_log_with_a_gigabyte_line_is_short(cli: Cli) -> None:
     job = cli.submit(script)
     cli.wait_for_end(job)
     assert (cli.run_dir(job).logs(0) / "rank-0.log").stat().st_size > 1 << 30
-    shown = cli("logs", job, "--rank", "0", "--tail", "5", timeout=30).stdout
+    shown = cli("logs", job, "--rank", "0", "--tail", "5", timeout=120).stdout
     assert shown.endswith("end\n")
     assert len(shown) < 6 << 16
-    assert len(following(cli, job, "--rank", "0", "--tail", "5").communicate(timeout=30)[0]) < 6 << 16
+    assert len(following(cli, job, "--rank", "0", "--tail", "5").communicate(timeout=120)[0]) < 6 << 16
 
 
 @WITHOUT_SSH

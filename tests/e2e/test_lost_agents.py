@@ -70,7 +70,7 @@ def test_f87_ranks_continue_training_when_an_agent_is_killed_or_frozen(
     cli: Cli, number: signal.Signals, place: int, layout: tuple[str, ...]
 ) -> None:
     job, run = train(cli, *layout)
-    files = {path.name for path in (run.path / "ranks/0/beats").iterdir()}
+    files = {path.name for path in (run.path / "ranks/0/beats").iterdir() if not path.match("*.json.*")}
     assert ("supervisor.json" in files, len(files)) == (layout == LARGE, 2)
     node = strike(run, number, place)
     assert cli.wait_for_end(job, 300)["statuses"][0]["state"] == "COMPLETED"
@@ -82,9 +82,9 @@ def test_f87_ranks_continue_training_when_an_agent_is_killed_or_frozen(
 
 @ON_SLURM
 def test_f87_node_without_an_agent_is_not_blamed_for_the_failure_of_another_rank(cli: Cli) -> None:
-    job, run = train(cli, "--env", "FAULT=exit1@24@0")
-    cli.wait_until(lambda: len(run.metrics(0)) >= 22)
+    job, run = train(cli)
     strike(run, signal.SIGKILL, 1)
+    os.kill(run.ranks(0)[0].pid, signal.SIGKILL)
     assert cli.wait_for_end(job, 300)["statuses"][0]["state"] == "COMPLETED"
-    assert [event["cause"] for event in events_of(run, "attempt_ended")] == ["exit-code", "done"]
+    assert [event["cause"] for event in events_of(run, "attempt_ended")] == ["killed", "done"]
     assert events_of(run, "node_excluded") == []

@@ -20,7 +20,7 @@ run = pathlib.Path(os.environ["DTSLURM_RUN_DIR"])
 notes = run / "metrics" / os.environ["DTSLURM_ATTEMPT"] / f"node-{sys.argv[2]}.jsonl"
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-end, step = time.time() + 120, 0
+end, step = time.time() + 400, 0
 while time.time() < end:
     loss = model(torch.ones(4)).square().mean()
     optimizer.zero_grad()
@@ -48,7 +48,7 @@ def options(cli: Cli, nodes: int, launcher: str) -> list[str]:
 @WITHOUT_SSH
 def test_torchrun_ranks_without_a_process_group_are_reported_everywhere(cli: Cli, nodes: int) -> None:
     words = options(cli, nodes, "torchrun")
-    done = cli("submit", "-f", *words, cli.script(TRAIN), "alone", str(nodes - 1), timeout=240)
+    done = cli("submit", "-f", *words, cli.script(TRAIN), "alone", str(nodes - 1), timeout=600)
     text = (
         "NOT DISTRIBUTED: the 2 ranks do not train together: training continues, but no network connection "
     )
@@ -57,7 +57,7 @@ def test_torchrun_ranks_without_a_process_group_are_reported_everywhere(cli: Cli
     assert len(notices) == 2, done.stderr  # when it is found, and at the end
     assert "init_process_group()" in done.stderr
 
-    [job] = [run["record"]["job_id"] for run in json.loads(cli("status", "--json").stdout)["runs"]]
+    [job] = [run["record"]["job_id"] for run in cli.recorded_runs()]
     shown = cli("status", job).stdout
     assert f"  warning    {text}" in shown
     assert "COMPLETED" in shown
@@ -72,7 +72,7 @@ def test_torchrun_ranks_without_a_process_group_are_reported_everywhere(cli: Cli
 @WITHOUT_SSH
 def test_ranks_in_a_process_group_are_not_reported(cli: Cli) -> None:
     job = cli.submit(*options(cli, 2, "torchrun")[2:], cli.script(TRAIN), "group", "1")
-    cli.wait_for_end(job, limit=240)
+    cli.wait_for_end(job, limit=500)
     run = cli.run_dir(job)
     assert "step 1 loss" in (run.logs(0) / "rank-1.log").read_text()
     assert "distributed" not in (run.path / "events.jsonl").read_text()
@@ -82,7 +82,7 @@ def test_ranks_in_a_process_group_are_not_reported(cli: Cli) -> None:
 @WITHOUT_SSH
 def test_separate_srun_ranks_get_a_note_without_a_warning(cli: Cli) -> None:
     job = cli.submit(*options(cli, 1, "srun")[2:], cli.script(TRAIN), "alone", "0")
-    cli.wait_for_end(job, limit=240)
+    cli.wait_for_end(job, limit=500)
     shown = cli("status", job).stdout
     assert "  note       training continues, but no network connection leads from ranks 0-1 on " in shown
     assert "NOT DISTRIBUTED" not in shown + cli("status").stdout

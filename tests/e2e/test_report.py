@@ -21,8 +21,11 @@ if rank == 0:
             metrics.write(json.dumps({"step": step, "loss": loss, "tokens_per_s": 100 + step}) + "\\n")
         metrics.write('{"step": 5')  # cut off in the middle
 print("epoch 1 </pre></script><script>document.body.dataset.owned = 1</script>", flush=True)
-time.sleep(1)
-if rank == 1:
+while not (os.path.exists(os.environ["DTSLURM_METRICS"]) and os.path.getsize(os.environ["DTSLURM_METRICS"])):
+    time.sleep(0.05)  # rank 0 writes them all at once
+if rank == 0:
+    time.sleep(1)
+else:
     raise ValueError("</pre></script><script>document.body.dataset.owned = 1</script>")
 """
 

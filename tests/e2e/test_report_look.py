@@ -20,7 +20,8 @@ if rank == 0:
         for step in range(10):
             values = {"step": step, "total_steps": 10, "loss": 1 / (step + 1), "grad_norm": 1}
             metrics.write(json.dumps(values) + "\\n")
-time.sleep(2 * rank)
+while not (os.path.exists(os.environ["DTSLURM_METRICS"]) and os.path.getsize(os.environ["DTSLURM_METRICS"])):
+    time.sleep(0.05)  # rank 0 writes them all at once
 if rank == 1 and os.environ["DTSLURM_ATTEMPT"] == "0":
     if "kill" in sys.argv:
         os.kill(os.getpid(), 9)

@@ -132,7 +132,7 @@ def test_f91_killed_server_comes_back_and_the_losses_are_those_of_an_undisturbed
     os.kill(address(run, "generator-0")["pid"], signal.SIGKILL)
     killed_at = time.time()
     ready = wait_for_events(cli, run, "role_ready", 3)[2]
-    assert ready["time"] - killed_at < 10 * busyness()
+    assert ready["time"] - killed_at < 20 * busyness()
     assert (ready["role"], ready["instance"], ready["start"]) == ("generator", 0, 1)
     assert address(run, "generator-0", 1)["ports"] == address(run, "generator-0")["ports"]
     for name in (undisturbed, job):
@@ -182,7 +182,7 @@ def test_f92_stopped_server_is_noticed_and_end_of_the_trainer_frees_the_nodes(cl
     os.kill(json.loads((run.path / "ranks/0/0.json").read_text())["pid"], signal.SIGKILL)
     killed_at = time.time()
     last = wait_for_events(cli, run, "ended", 1)[-1]
-    assert last["time"] - killed_at < 10 * busyness()
+    assert last["time"] - killed_at < 20 * busyness()
     for instance in ("rollout-0", "rollout-1"):
         pid = address(run, instance, len(list((run.path / f"roles/{instance}/ranks").iterdir())) - 1)["pid"]
         cli.wait_until(lambda process=Path(f"/proc/{pid}"): not process.exists(), 10)  # type: ignore[misc]
@@ -192,13 +192,13 @@ def test_f92_stopped_server_is_noticed_and_end_of_the_trainer_frees_the_nodes(cl
 @WITHOUT_SSH
 def test_f93_server_that_never_gets_ready_ends_the_run_with_its_last_lines(cli: Cli) -> None:
     job_file = write_job(cli, "wait.py", WAITER, keys="instances: 1")
-    text = (cli.folder / job_file).read_text().replace("within: 1m", "within: 12s")
+    text = (cli.folder / job_file).read_text().replace("within: 1m", "within: 30s")
     cli.script(SERVER.replace("send_response(200)", "send_response(503)"), "serve.py")
     job, run = start(cli, cli.script(text, job_file))
     status = cli.wait_for_end(job)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("FAILED", 1)
     batch = (run.path / "logs/batch.log").read_text()
-    assert "it was not ready within 12 s" in batch
+    assert "it was not ready within 30 s" in batch
     assert "generator 0 on port" in batch
     verdict = cli("diagnose", job).stdout
     assert "role-failure" in verdict
@@ -318,7 +318,7 @@ def test_requeued_run_starts_its_roles_again(cli: Cli) -> None:
     cli.wait_until((run.path / "logs/0/rank-0.log").exists)
     cli("requeue", job)
     cli.wait_until((run.path / "logs/1/rank-0.log").exists, 200)
-    assert [item["state"] for item in instances_of(cli, job)] == ["ready", "ready"]
+    cli.wait_until(lambda: [item["state"] for item in instances_of(cli, job)] == ["ready", "ready"])
     cli("cancel", job)
 
 

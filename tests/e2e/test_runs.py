@@ -369,13 +369,14 @@ def test_job_that_starts_during_a_cancel_ends_as_cancelled(cli: Cli, kept_up: li
     go = cli.folder / "go"
     first = cli.submit(cli.script(UNTIL), str(go))
     job = cli.submit("-d", f"afterany:{first}", *kept_up, cli.script("print('ran')", "quick.py"))
-    (cli.run_dir(job).path / "stop").touch()  # as cancel leaves it, before it asks the scheduler
+    run = cli.run_dir(job)
+    (run.path / "stop").touch()  # as cancel leaves it, before it asks the scheduler
     go.touch()
-    cli.wait_until(lambda: cli.state(job) != "PENDING")
-    if cli.cluster == "local":  # its jobs cannot ask their scheduler
+    cli.wait_until((run.path / "logs/batch.log").exists)
+    if cli.cluster == "local":  # its jobs cannot ask their scheduler, and wait 15 s for the cancel
         cli("cancel", job)
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "CANCELLED"
-    assert not cli.run_dir(job).ranks(0)
+    assert not run.ranks(0)
 
 
 @pytest.mark.parametrize("kept_up", [[], ["--max-restarts", "1"]], ids=["plain", "supervised"])
@@ -385,7 +386,8 @@ def test_cancelled_job_has_time_to_save(cli: Cli, kept_up: list[str]) -> None:
         import pathlib, signal, sys, time
 
         def save(*_):
-            time.sleep(3)  # of the 5 that Slurm gives (KillWait)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes from Slurm and from the rank's shell
+            time.sleep(3)  # of the 10 that Slurm gives (KillWait)
             pathlib.Path("saved").touch()
             sys.exit(143)
 
@@ -481,7 +483,7 @@ def test_early_signal_arrives_before_the_time_limit(cli: Cli) -> None:
         """
     )
     # Slurm counts in minutes and looks every 30 s; the embedded scheduler looks all the time.
-    limit, lead = ("1", "10") if cli.cluster == "slurm" else ("0:20", "8")
+    limit, lead = ("1", "10") if cli.cluster == "slurm" else ("0:40", "10")
     words = ["-N2", "-l", "srun", "-t", limit, "--signal-before", lead, "--python", sys.executable, script]
     job = cli("submit", "--cluster", cli.cluster, "--parsable", *words).stdout.strip()
     cli.started.append(job)
@@ -494,10 +496,15 @@ def test_early_signal_arrives_before_the_time_limit(cli: Cli) -> None:
 def test_submit_follow_shows_all_output_and_returns_the_exit_code(cli: Cli) -> None:
     script = cli.script(
         """
-        import os, sys, time
+        import os, pathlib, sys, time
         for line in range(5):
             print("line", line, flush=True)
             time.sleep(0.1)
+            if line == 1:  # the first rank that fails ends the other
+                here = pathlib.Path(os.environ["DTSLURM_CHECKPOINT_DIR"])
+                (here / os.environ["RANK"]).touch()
+                while len(list(here.iterdir())) < 2:
+                    time.sleep(0.05)
         sys.stdout.write("no newline at the end")
         sys.exit(7)
         """

@@ -18,7 +18,7 @@ TRAIN = """\
 import os, pathlib, sys, time
 folder = pathlib.Path(os.environ["DTSLURM_RUN_DIR"], "metrics", os.environ["DTSLURM_ATTEMPT"])
 nodes, code = int(sys.argv[1]), int(sys.argv[2])
-end = time.time() + 90
+end = time.time() + 400
 while time.time() < end:
     files = [folder / f"node-{node}.jsonl" for node in range(nodes)]
     if all(file.is_file() and file.read_bytes().count(b"\\n") >= 2 for file in files):
@@ -52,7 +52,7 @@ def test_every_node_is_sampled_without_an_effect_on_the_job(cli: Cli, launcher: 
     script = cli.script(TRAIN)
     options = ("-N2", "--ntasks-per-node=2", "-l", launcher, "--python", sys.executable)
     job = cli.submit(*options, script, "2", "0")
-    status = cli.wait_for_end(job)["statuses"][0]
+    status = cli.wait_for_end(job, 450)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("COMPLETED", 0)
     run = cli.run_dir(job)
     assert "noted by all nodes" in (run.logs(0) / "rank-0.log").read_text()
@@ -73,7 +73,7 @@ def test_every_node_is_sampled_without_an_effect_on_the_job(cli: Cli, launcher: 
 @WITHOUT_SSH
 def test_sampled_job_returns_the_exit_code_of_training_and_leaves_no_process(cli: Cli) -> None:
     job = cli.submit("-l", "single", cli.script(TRAIN), "1", "7")
-    status = cli.wait_for_end(job)["statuses"][0]
+    status = cli.wait_for_end(job, 450)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("FAILED", 7)
     run = cli.run_dir(job)
     assert len(telemetry_lines(run, 0)) >= 2
@@ -94,7 +94,7 @@ def test_cancelled_job_ends_its_sampler(cli: Cli) -> None:
 @ON_SLURM
 def test_each_array_task_has_separate_telemetry(cli: Cli) -> None:
     job = cli.submit("-a", "0-1", "-l", "single", cli.script(TRAIN), "1", "0")
-    assert {item["state"] for item in cli.wait_for_end(job, 120)["statuses"]} == {"COMPLETED"}
+    assert {item["state"] for item in cli.wait_for_end(job, 450)["statuses"]} == {"COMPLETED"}
     tasks = cli.run_dir(job).tasks()
     assert [len(telemetry_lines(task, 0)) >= 2 for task in tasks.values()] == [True, True]
     telemetry = read_telemetry(Context(cwd=cli.folder), cli.run_dir(job).load(), RunPart(task="1"))

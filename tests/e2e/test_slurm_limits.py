@@ -153,7 +153,7 @@ def test_f23_f25_f29_f39_doctor_describes_how_jobs_end_on_the_cluster(slurm: Cli
     assert before["preemption"] == "none; "
     assert before["requeue"] == "a requeued job waits 6 s; "
     assert before["early signal"].endswith("--signal-before: the seconds that a save takes, and 60")
-    assert before["end of a job"].startswith("KillWait=5 s from TERM to KILL; a save that takes longer")
+    assert before["end of a job"].startswith("KillWait=10 s from TERM to KILL; a save that takes longer")
     run = slurm.run_dir(slurm.submit("-N1", "train.py"))
     slurm.wait_for_end(slurm.started[-1])
     with (run.path / "events.jsonl").open("a") as file:

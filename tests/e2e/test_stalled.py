@@ -37,7 +37,8 @@ SLEEP = "    time.sleep(10_000)\n"
 COMPILE = """
     os.symlink(sys.executable, "cc1plus")
     work = "import time\\nwhile True: sum(range(10**6)); time.sleep(0.02)"
-    subprocess.run([os.path.abspath("cc1plus"), "-c", work])
+    compilers = [subprocess.Popen([os.path.abspath("cc1plus"), "-c", work]) for _ in range(3)]
+    compilers[0].wait()
 """
 
 STALLED = re.compile(r"STALLED \d+m\d\ds")
@@ -48,12 +49,13 @@ def stalled_ranks(cli: Cli, job: str) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.sampled(1)
 def test_idle_run_is_reported_as_stalled_and_a_compiling_run_is_not(cli: Cli) -> None:
     several = cli.cluster != "local"
     words = ("-N2", "-l", "srun") if several else ("-l", "single")
-    compiles = cli.submit("-l", "single", cli.script(STEPS + COMPILE, "compile.py"))
-    job = cli.submit(*words, "--python", sys.executable, cli.script(STEPS + SLEEP, "hang.py"))
+    compiles = cli.submit("-t", "20", "-l", "single", cli.script(STEPS + COMPILE, "compile.py"))
+    job = cli.submit("-t", "20", *words, "--python", sys.executable, cli.script(STEPS + SLEEP, "hang.py"))
     assert "STALLED" not in cli("status", job).stdout
     cli.wait_until(lambda: stalled_ranks(cli, job), 400)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,12 +20,20 @@ TRAIN = """
     folder = pathlib.Path(os.environ["DTSLURM_RUN_DIR"])
     (folder / ("began-" + os.environ["RANK"] + "-" + os.environ["DTSLURM_ATTEMPT"])).touch()
     step = 0
-    while not (folder / "go").exists():
+    go = folder / ("go-" + os.environ["DTSLURM_ATTEMPT"])
+    while not go.exists():
         step += 1
         print("step", step, flush=True)
         time.sleep(0.2)
-    sys.exit(int((folder / "go").read_text() or 0))
+    sys.exit(int(go.read_text()))
 """
+
+
+def let_end(run: RunDir, attempt: int, code: int) -> None:
+    """Let the ranks of an attempt exit with this code."""
+    draft = run.path / "draft"
+    draft.write_text(str(code))
+    draft.rename(run.path / f"go-{attempt}")
 
 
 def processes_with(words: list[str]) -> list[int]:
@@ -42,7 +51,8 @@ def processes_with(words: list[str]) -> list[int]:
 
 
 def supervisor_of(run: RunDir) -> int:
-    [pid] = processes_with([f"{run.path}/supervisor", "--world-size="])
+    pids = processes_with([f"{run.path}/supervisor", "--world-size="])
+    [pid] = [pid for pid in pids if parent_of(pid) not in pids]  # a child has the same words until its exec
     return pid
 
 
@@ -68,7 +78,7 @@ def test_f85_killed_supervisor_is_restarted_and_resumes_its_attempt(cli: Cli) ->
     cli.wait_until(lambda: events_of(run, "supervisor_killed"))
     cli.wait_until(lambda: processes_with([f"{run.path}/supervisor", "--resume"]))
     assert "was killed, exit code 137" in " ".join(cli("status", job).stdout.split())
-    (run.path / "go").write_text("0")
+    let_end(run, 0, 0)
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     assert [event["attempt"] for event in events_of(run, "attempt")] == [0]
     [ended] = events_of(run, "attempt_ended")
@@ -81,9 +91,8 @@ def test_f85_restarted_supervisor_handles_a_later_failure(cli: Cli) -> None:
     job, run = start(cli)
     os.kill(supervisor_of(run), signal.SIGKILL)
     cli.wait_until(lambda: events_of(run, "supervisor_killed"))
-    (run.path / "go").write_text("3")
-    cli.wait_until(lambda: len(events_of(run, "attempt")) == 2)
-    (run.path / "go").write_text("0")
+    let_end(run, 0, 3)
+    let_end(run, 1, 0)
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     first, second = events_of(run, "attempt_ended")
     assert (first["cause"], first["exit_code"], first["rank"]) == ("exit-code", 3, first["rank"])
@@ -99,7 +108,7 @@ def test_f85_attempt_continues_after_the_supervisor_and_its_programs_are_killed(
     log = run.logs(0) / "rank-0.log"
     size = log.stat().st_size
     cli.wait_until(lambda: log.stat().st_size > size + 200)  # a good three seconds
-    (run.path / "go").write_text("0")
+    let_end(run, 0, 0)
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     assert [event["cause"] for event in events_of(run, "attempt_ended")] == ["done"]
 
@@ -124,8 +133,13 @@ def test_f85_repeatedly_killed_supervisor_ends_the_job_and_is_diagnosed(cli: Cli
 def test_f85_supervisor_killed_with_its_batch_script_is_diagnosed(cli: Cli) -> None:
     job, run = start(cli)
     supervisor = supervisor_of(run)
-    for pid in {parent_of(supervisor), supervisor}:
-        if "slurmstepd" not in Path(f"/proc/{pid}/stat").read_text():
+    victims = [
+        pid
+        for pid in (parent_of(supervisor), supervisor)
+        if "slurmstepd" not in Path(f"/proc/{pid}/stat").read_text()
+    ]
+    for pid in victims:
+        with contextlib.suppress(ProcessLookupError):  # slurmstepd may be faster
             os.kill(pid, signal.SIGKILL)
     cli.wait_for_end(job)
     verdict = json.loads(cli("diagnose", "--json", job, code=None).stdout)["verdict"]
@@ -157,7 +171,7 @@ def test_f86_stopped_supervisor_is_reported_by_status_and_diagnose(cli: Cli) -> 
     wait_until(lambda: events_of(run, "supervisor_continued"), "the stop is over")
     assert "warning" not in cli("status", job).stdout
     assert "SUPERVISOR STOPPED" not in cli("status").stdout
-    (run.path / "go").write_text("0")
+    let_end(run, 0, 0)
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
 
 
@@ -183,10 +197,10 @@ def test_f88_supervisor_continues_after_its_python_is_removed(cli: Cli) -> None:
     (old / "lib").rename(old / "gone")
     (programs / "python3").unlink()
     (programs / "python3").symlink_to(Path(sys.executable).resolve())
-    (run.path / "go").write_text("7")
+    let_end(run, 0, 7)
     cli.wait_until(lambda: len(events_of(run, "attempt")) == 2)
     assert [event["exit_code"] for event in events_of(run, "attempt_ended")] == [7]
     assert events_of(run, "supervisor_killed") == []
-    (run.path / "go").write_text("0")
+    let_end(run, 1, 0)
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     assert "Traceback" not in (run.path / "logs" / "batch.log").read_text()

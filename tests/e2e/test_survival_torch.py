@@ -222,6 +222,8 @@ def restart_controller(survival: Survival) -> None:
 def spoil_and_cut(survival: Survival) -> None:
     """Spoil a run's newest checkpoint, and pull the cable of its second node."""
     case = survival.at_its_fault("cable pulled", "crawl")
+    before = case.newest()
+    survival.cli.wait_until(lambda: case.newest() != before, 240)  # so that the next one takes long
     newest = case.newest()
     assert newest is not None
     survival.spoilt_step = int(newest.name.split("-")[1])

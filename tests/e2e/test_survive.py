@@ -83,7 +83,7 @@ def test_f25_f27_preempted_example_saves_in_the_grace_time_and_continues(
 ) -> None:
     cli, lab = preempting
     wanted = whole(cli)
-    job, run = start(cli, "-p", "main", pause="0.02")
+    job, run = start(cli, "-p", "main", pause="0.05")
     cli.wait_until((run.path / "checkpoints" / "step-00000050-a0").exists, limit=240)
     lab.run(["sbatch", "-p", "urgent", "--exclusive", "-t", "1", "--wrap", "sleep 1"])
     cli.wait_until(lambda: "exits with code 85" in (run.logs(0) / "rank-0.log").read_text(), limit=120)

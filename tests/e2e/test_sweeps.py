@@ -414,7 +414,15 @@ def test_a_probe_that_is_left_goes_on_and_is_taken_up(cli: Cli) -> None:
 def test_where_all_layouts_fail_for_another_reason_than_memory_the_ranking_stays(cli: Cli) -> None:
     words = [*probed_plan(cli)[:-1], "2"]
     before = cli(*words, "--json").stdout
-    cli.script("import sys\nprint(' '.join(sys.argv[1:]))\nsys.exit('no data')\n")
+    cli.script(
+        """
+        import os, sys, time
+        if os.environ["RANK"] != "0":
+            time.sleep(600)  # the first that fails ends the other, which may not have printed yet
+        print(' '.join(sys.argv[1:]))
+        sys.exit('no data')
+        """
+    )
     (cli.folder / "job.yaml").write_text("script: train.py\nlauncher: srun\nargs: [--data, all]\n")
     done = cli(*words, "--yes", "--probe", "job.yaml", code=2, timeout=600)
     [run] = cli.recorded_runs()

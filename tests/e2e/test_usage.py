@@ -23,7 +23,7 @@ def test_usage_reports_held_used_and_idle_gpu_hours(cli: Cli, tmp_path: Path) ->
     fake = ("--env", f"DTSLURM_NVML={library}", "--env", "FAKE_GPUS=2")
     script = cli.script(TRAIN)
     job = cli.submit("-N1", "--gpus-per-node=2", "-J", "greedy", *fake, "-l", "single", script, "1", "0")
-    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(job, 450)["statuses"][0]["state"] == "COMPLETED"
     assert [len(record["gpus"]) for record in telemetry_lines(cli.run_dir(job), 0)][:2] == [2, 2]  # type: ignore[arg-type]
 
     def told() -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -16,6 +17,7 @@ from collections import deque
 import psutil
 
 from dtslurm.logs.clean import safe
+from tests.waiting import busyness
 
 _QUIT_S = 30.0
 _PAGE_S = 2.0
@@ -54,7 +56,7 @@ class OpenDashboard:
         if self._process.poll() is not None:
             return
         for key in ("\r", "2", "3", "4", "5", "\x1b"):
-            os.write(self._terminal, key.encode())
+            self._press(key)
             time.sleep(_PAGE_S / 5)
 
     def memory_mib(self) -> float:
@@ -71,12 +73,16 @@ class OpenDashboard:
             return [
                 f"top ended with {early} within {time.monotonic() - self._begin:.0f} s: {self._last_words()}"
             ]
-        end = time.monotonic() + _QUIT_S
+        end = time.monotonic() + _QUIT_S * busyness()
         while self._process.poll() is None and time.monotonic() < end:
-            os.write(self._terminal, b"\x03")
+            self._press("\x03")
             time.sleep(0.5)
         code = self._process.poll()
         return [] if code == 0 else [f"top was left and ended with {code}: {self._last_words()}"]
+
+    def _press(self, key: str) -> None:
+        with contextlib.suppress(OSError):  # it has just ended
+            os.write(self._terminal, key.encode())
 
     def _drain(self) -> None:
         while True:
