@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 
 _CHUNK = 1 << 18
 _GRACE_S = 2.0
@@ -26,22 +27,28 @@ class PopenChannel:
     """
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], stdin: bool) -> None:
-        self._process = subprocess.Popen(
-            list(argv),
-            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env=env,
-            start_new_session=True,  # its own process group, so that a time-out also kills its children
-        )
+        self._released = True  # until there is a process to end
         self._selector = selectors.DefaultSelector()
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                self._selector.register(pipe, selectors.EVENT_READ)
-        if self._process.stdin is not None:
-            os.set_blocking(self._process.stdin.fileno(), False)
-        self._released = False
+        try:
+            with _interrupt_delayed():  # Popen can raise after the fork, and nobody would end the process
+                self._process = subprocess.Popen(
+                    list(argv),
+                    stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    env=env,
+                    start_new_session=True,  # its own process group: a time-out also kills its children
+                )
+                self._released = False
+            for pipe in (self._process.stdout, self._process.stderr):
+                if pipe is not None:
+                    self._selector.register(pipe, selectors.EVENT_READ)
+            if self._process.stdin is not None:
+                os.set_blocking(self._process.stdin.fileno(), False)
+        except BaseException:
+            self.end()
+            raise
 
     @property
     def ended(self) -> bool:
@@ -124,6 +131,23 @@ class PopenChannel:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+
+@contextlib.contextmanager
+def _interrupt_delayed() -> Iterator[None]:
+    """Delay Ctrl-C until the block has ended; an ignored SIGINT stays ignored, also in child processes."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # no handler of Python interrupts this thread
+        return
+    interrupts: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: interrupts.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if interrupts:
+            handler(*interrupts[0])
 
 
 class CarrierProcess:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -14,6 +15,7 @@ import pytest
 from dtslurm.errors import CommandTimeout, StoreError
 from dtslurm.transport.local import LocalTransport, scrubbed
 from tests.processes import ends_in_time, is_alive
+from tests.waiting import busyness
 
 HERE = LocalTransport()
 AS_ROOT = os.geteuid() == 0
@@ -23,15 +25,16 @@ def test_timeout_ends_the_process_group_and_keeps_stderr(tmp_path: Path) -> None
     note = tmp_path / "pid"
     script = f"sleep 60 & echo $! > {note}; echo nearly there >&2; wait"
     with pytest.raises(CommandTimeout) as caught:
-        HERE.run(["sh", "-c", script], timeout=3)
+        HERE.run(["sh", "-c", script], timeout=3 * busyness())
     assert "nearly there" in caught.value.evidence
     assert ends_in_time(int(note.read_text()))
 
 
 def test_detached_process_with_the_pipe_does_not_delay_the_timeout(tmp_path: Path) -> None:
     note = tmp_path / "pid"
+    script = f"setsid sleep 600 & echo $! > {note}; sleep 600"
     with pytest.raises(CommandTimeout):
-        HERE.run(["sh", "-c", f"setsid sleep 600 & echo $! > {note}; sleep 600"], timeout=3)
+        HERE.run(["sh", "-c", script], timeout=3 * busyness())
     stray = int(note.read_text())
     assert is_alive(stray)
     os.kill(stray, signal.SIGKILL)
@@ -40,17 +43,46 @@ def test_detached_process_with_the_pipe_does_not_delay_the_timeout(tmp_path: Pat
 def test_interrupted_caller_leaves_no_command(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = f"""
-import signal, threading
+import pathlib, signal, threading, time
 from dtslurm.transport.local import LocalTransport
-main = threading.main_thread().ident
-threading.Timer(1.0, signal.pthread_kill, (main, signal.SIGINT)).start()
-LocalTransport().run(["sh", "-c", "echo $$ > {note}; sleep 60"])
+note = pathlib.Path({str(note)!r})
+def interrupt():
+    while not (note.exists() and note.read_text()):
+        time.sleep(0.02)
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+LocalTransport().run(["sh", "-c", f"echo $$ > {{note}}; sleep 60"])
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30 * busyness(), check=False
     )
     assert "KeyboardInterrupt" in done.stderr
     assert ends_in_time(int(note.read_text()))
+
+
+def test_caller_interrupted_while_a_command_starts_leaves_no_command() -> None:
+    """Popen then raises after the fork, and nobody has the process's handle."""
+    code = """
+import os, signal, subprocess
+from dtslurm.transport.local import LocalTransport
+start = subprocess.Popen._execute_child
+def interrupted(process, *arguments):
+    start(process, *arguments)
+    print(process.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+subprocess.Popen._execute_child = interrupted
+LocalTransport().run(["sleep", "600"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30 * busyness(), check=False
+    )
+    command = int(done.stdout)
+    try:
+        assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+        assert ends_in_time(command, 5 * busyness())
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(command, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
