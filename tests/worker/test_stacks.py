@@ -130,6 +130,31 @@ def test_faulthandler_signal_returns_the_stacks_of_a_registered_program(start: S
 
 
 @pytest.mark.usefixtures("no_py_spy")
+def test_stacks_are_complete_if_the_program_pauses_while_it_writes_them(start: Start) -> None:
+    process = start("""
+        import signal, sys, time
+
+        def write(*_):
+            print("Thread 0x00007f1c (most recent call first):", file=sys.stderr)
+            print('  File "threading.py", line 2 in wait', file=sys.stderr)
+            print('  File "threading.py", line 1 in _bootstrap', file=sys.stderr, flush=True)
+            time.sleep(0.5)  # preempted
+            print("\\nCurrent thread 0x00007f1d (most recent call first):", file=sys.stderr)
+            print('  File "train.py", line 9 in read', file=sys.stderr, flush=True)
+            time.sleep(0.5)
+            print('  File "train.py", line 12 in <module>', file=sys.stderr, flush=True)
+
+        signal.signal(signal.SIGRTMAX - 4, write)
+        THERE
+        while True:
+            time.sleep(300)
+    """)
+    result = stacks.look([process.pid], interval=0.1)[process.pid]
+    stacks_written = [[frame["function"] for frame in thread["frames"]] for thread in result["threads"]]
+    assert stacks_written == [["read", "<module>"], ["wait", "_bootstrap"]]
+
+
+@pytest.mark.usefixtures("no_py_spy")
 def test_proc_is_used_without_a_signal_for_an_unregistered_program(start: Start, tmp_path: Path) -> None:
     fifo = tmp_path / "shard-17"
     os.mkfifo(fifo)

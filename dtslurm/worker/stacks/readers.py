@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, BinaryIO, Dict, Iterable, Iterator, List, Optional, Tuple
 
 SIGNAL = 60  # SIGRTMAX-4: with faulthandler.register(signal.SIGRTMAX - 4) a program writes its stacks
 DEEPEST = 60  # frames of one thread that are read
@@ -16,6 +16,7 @@ _THREAD = re.compile(
     r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[(?P<name>[^\]]*)\])? \(most recent call first\)"
 )
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_OUTERMOST = (" in <module>", " in _run_module_as_main")  # frames in which a main thread begins
 
 Look = Dict[str, Any]
 
@@ -156,7 +157,7 @@ def read_by_signal(pid: int, deadline: float, file: Optional[str] = None) -> Tup
         with open(path, "rb") as log:
             log.seek(0, os.SEEK_END)
             os.kill(pid, SIGNAL)
-            written = _read_until_quiet(log, min(deadline, time.monotonic() + 3))
+            written = _read_dump(log, deadline)
     except OSError as error:
         return [], "the stacks could not be read: {}".format(error.strerror)
     threads = list(_written_threads(written.decode("utf-8", "replace").splitlines()))
@@ -166,15 +167,25 @@ def read_by_signal(pid: int, deadline: float, file: Optional[str] = None) -> Tup
     return threads[::-1], ""
 
 
-def _read_until_quiet(log: Any, deadline: float) -> bytes:
-    """Return what is appended to a file until nothing is appended for a moment."""
-    written, idle_rounds = b"", 0
-    while time.monotonic() < deadline and idle_rounds < 4:
+def _read_dump(log: BinaryIO, deadline: float) -> bytes:
+    """Return what is appended to a file until faulthandler's output in it is complete.
+
+    It ends with the outermost frame of the main thread. A program can be preempted before that, so output
+    that ends otherwise (faulthandler leaves out frames of a deep stack) is complete after 2 s of silence.
+    """
+    written = b""
+    stack_lines: List[str] = []
+    end = time.monotonic() + 3  # the program may be unable to write
+    while True:
         time.sleep(0.05)
-        data = log.read(1 << 20)
-        written += data
-        idle_rounds = 0 if data or b"(most recent call first)" not in written else idle_rounds + 1
-    return written
+        written += log.read(1 << 20)
+        lines = written.decode("utf-8", "replace").splitlines()
+        lines = [line for line in lines if _THREAD.match(line) or _FRAME.match(line)]
+        if lines != stack_lines:  # the program may also write other lines
+            stack_lines = lines
+            end = time.monotonic() + (0.2 if lines[-1].endswith(_OUTERMOST) else 2)
+        if time.monotonic() > min(end, deadline):
+            return written
 
 
 def _written_threads(lines: Iterable[str]) -> Iterator[Look]:
