@@ -22,6 +22,7 @@ from dtslurm.services.wiring.context import Context
 from tests.dashboard import samples
 from tests.services.test_runs import create_run
 from tests.services.test_telemetry import RunFiles as Files
+from tests.waiting import busyness
 
 T = TypeVar("T")
 
@@ -87,5 +88,5 @@ def join_feed_threads() -> None:
     """Wait until the feed's threads have ended."""
     for thread in threading.enumerate():
         if thread.name == "dtslurm-feed":
-            thread.join(60)
+            thread.join(60 * busyness())
             assert not thread.is_alive()

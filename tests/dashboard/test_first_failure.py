@@ -25,6 +25,7 @@ from tests.dashboard.screen import (
 
 FAILURE = FirstFailure(rank=3, exit_code=1, error="RuntimeError: CUDA out of memory", file="/w/f.py", line=6)
 SENTENCE = "failed first: rank 3 (RuntimeError: CUDA out of memory, f.py:6); 3 terminated after it"
+AWAY_FROM_THE_END = "End goes to the end"  # below the log when it has gone to the error
 
 
 def failed_page(ranks: int = 4, key: str = "000000000005") -> Page:
@@ -74,7 +75,7 @@ def test_the_first_failed_rank_is_selected_and_enter_opens_its_log_at_the_error(
         assert (grid.cursor, grid.chosen and grid.chosen.rank) == (0, 3)
         assert SENTENCE[:70] in screen_text(app)
         await pilot.press("enter")
-        await wait_until_stable(pilot)
+        await wait_until_shown(pilot, AWAY_FROM_THE_END)
         assert app.screen.query_one("#log", LogView)._marked is not None
         await wait_until_shown(pilot, "RuntimeError: CUDA out of memory")
 
@@ -98,7 +99,7 @@ def test_in_a_large_grid_the_first_failed_rank_is_selected_in_its_place() -> Non
 def test_the_log_of_a_failed_run_opens_at_the_error_without_following() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter", "4")
-        await wait_until_stable(pilot)
+        await wait_until_shown(pilot, AWAY_FROM_THE_END)
         log = app.screen.query_one("#log", LogView)
         assert log._marked is not None
         assert log.store.lines([log._marked])[0] == ("3", FAILURE.error)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
+
 for needed in ("torch", "sklearn"):
     pytest.importorskip(needed)
 
@@ -95,10 +97,7 @@ def test_a_signal_to_one_rank_stops_all_and_the_resumed_run_gives_the_same_resul
 
     def start(run_dir: Path, *args: str) -> list[subprocess.Popen[str]]:
         run_dir.mkdir(exist_ok=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         return [
             subprocess.Popen(
                 [sys.executable, str(SCRIPT), "--epochs", "3", *args],

@@ -219,7 +219,7 @@ def test_cancel_leaves_deepspeed_ranks_time_to_save(cli: Cli) -> None:
         import signal, sys, time
         def save(number, frame):
             signal.signal(number, signal.SIG_IGN)  # it comes from Slurm and from the launcher
-            time.sleep(1)  # of the 5 s that Slurm leaves all of them (KillWait)
+            time.sleep(0.2)  # of the 10 s that Slurm leaves all of them (KillWait)
             print("saved", flush=True)
             sys.exit(0)
         signal.signal(signal.SIGTERM, save)

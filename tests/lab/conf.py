@@ -116,7 +116,7 @@ def slurm_conf(layout: Layout) -> str:
         "SlurmctldTimeout=30",
         "SlurmdTimeout=10",
         "InactiveLimit=0",
-        "KillWait=5",
+        "KillWait=10",  # a job that saves must manage that on a busy machine
         f"MinJobAge={layout.min_job_age}",
         "MaxArraySize=10001",
         "JobRequeue=1",

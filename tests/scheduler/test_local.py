@@ -24,7 +24,8 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path) as local_cluster:
+    # What ends by itself never waits so long; on a busy machine, less would kill it before.
+    with LocalCluster(tmp_path, kill_wait=30.0) as local_cluster:
         yield local_cluster
 
 
@@ -226,7 +227,7 @@ LocalScheduler(Path({str(cluster.folder / "state")!r}), kill_wait=1).submit(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=600,
         check=False,
         cwd=Path(__file__).parents[2],
     )

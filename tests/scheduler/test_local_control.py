@@ -14,7 +14,7 @@ from dtslurm.errors import SlurmError
 from dtslurm.model.runs.state import JobState, StateFlag
 from tests.processes import is_alive
 from tests.scheduler.local_cluster import LocalCluster
-from tests.waiting import wait_until
+from tests.waiting import busyness, wait_until
 
 PENDING, RUNNING, CANCELLED = JobState.PENDING, JobState.RUNNING, JobState.CANCELLED
 HOLD_ON = "until [ -e go ]; do sleep 0.02; done"
@@ -22,7 +22,8 @@ HOLD_ON = "until [ -e go ]; do sleep 0.02; done"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path) as local_cluster:
+    # What ends by itself never waits so long; on a busy machine, less would kill it before.
+    with LocalCluster(tmp_path, kill_wait=30.0) as local_cluster:
         yield local_cluster
 
 
@@ -225,24 +226,25 @@ def test_job_without_traps_ends_soon_after_cancel(cluster: LocalCluster) -> None
     cluster.scheduler.cancel([job])
     status = cluster.wait(job)
     assert (status.state, status.exit_code, status.signal) == (CANCELLED, 0, signal.SIGTERM)
-    assert time.monotonic() - before < 60
+    assert time.monotonic() - before < 60 * busyness()
 
 
-def test_process_that_ignores_sigterm_is_killed_after_kill_wait(cluster: LocalCluster) -> None:
-    job = cluster.submit("""
-        trap '' TERM
-        srun -n1 bash -c 'trap "" TERM; echo pid=$$; while :; do sleep 0.05; done'
-    """)
-    cluster.saw(job, "pid=")
-    pid = int(cluster.output(job).split("pid=")[1])
-    before = time.monotonic()
-    cluster.scheduler.cancel([job])
-    wait_until(lambda: "CANCELLED" in cluster.output(job))
-    assert is_alive(pid)
-    status = cluster.wait(job)
-    assert 0.9 < time.monotonic() - before < 60
-    assert (status.state, status.signal) == (CANCELLED, signal.SIGKILL)
-    assert not is_alive(pid)
+def test_process_that_ignores_sigterm_is_killed_after_kill_wait(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, kill_wait=5.0) as cluster:
+        job = cluster.submit("""
+            trap '' TERM
+            srun -n1 bash -c 'trap "" TERM; echo pid=$$; while :; do sleep 0.05; done'
+        """)
+        cluster.saw(job, "pid=")
+        pid = int(cluster.output(job).split("pid=")[1])
+        before = time.monotonic()
+        cluster.scheduler.cancel([job])
+        wait_until(lambda: "CANCELLED" in cluster.output(job))
+        assert is_alive(pid)
+        status = cluster.wait(job)
+        assert 4.5 < time.monotonic() - before < 60 * busyness()
+        assert (status.state, status.signal) == (CANCELLED, signal.SIGKILL)
+        assert not is_alive(pid)
 
 
 def test_stopped_process_is_continued_for_termination(cluster: LocalCluster) -> None:
@@ -262,9 +264,9 @@ def test_time_limit_terminates_the_job(cluster: LocalCluster) -> None:
         trap 'echo batch-term; exit 7' TERM
         srun bash -c 'trap "echo task-term; exit" TERM; sleep 60 & wait' & wait
         """,
-        "--time=0:01",
+        "--time=0:06",
     )
-    assert cluster.status(job).time_left in (0, 1)
+    assert cluster.status(job).time_left in range(7)
     status = cluster.wait(job)
     assert (status.state, status.exit_code, status.reason) == (JobState.TIMEOUT, 7, "TimeLimit")
     output = cluster.output(job)
@@ -284,7 +286,7 @@ def test_early_signal_reaches_every_step_process_but_not_the_batch_shell(
                       (trap "echo child-usr1; exit" USR1; sleep 60 & wait) & child=$!
                       wait; wait $child; exit 0'
         """,
-        "-n2 --time=0:04 --signal=USR1@3",
+        "-n2 --time=0:20 --signal=USR1@15",
     )
     assert status.state is JobState.COMPLETED
     output = cluster.output("1")
@@ -297,7 +299,7 @@ def test_early_signal_with_prefix_b_reaches_only_the_batch_shell(cluster: LocalC
         trap 'echo batch-usr2; kill $!; exit 3' SIGUSR2
         srun bash -c 'trap "echo task-usr2" USR2; sleep 60 & wait' & wait
         """,
-        "--time=0:04 --signal=B:SIGUSR2@3",
+        "--time=0:20 --signal=B:SIGUSR2@15",
     )
     assert (status.state, status.exit_code) == (JobState.FAILED, 3)
     assert "batch-usr2" in cluster.output("1")
@@ -413,6 +415,8 @@ def test_job_with_a_lost_keeper_is_not_reported_as_completed(cluster: LocalClust
     cluster.scheduler.cancel([after])
     cluster.scheduler.requeue([job])
     cluster.wait(job, RUNNING)
+    # A step that begins after the SIGTERM of a cancellation ends only after KillWait.
+    wait_until(lambda: f"pid={pid}\n" not in cluster.output(job) and "pid=" in cluster.output(job))
 
 
 def test_terminated_keeper_ends_its_job_as_node_fail(cluster: LocalCluster) -> None:

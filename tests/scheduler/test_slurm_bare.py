@@ -17,6 +17,7 @@ from dtslurm.transport.local import LocalTransport
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software
 from tests.scheduler.live_jobs import Counting, are_running, are_terminal, submission, submit_job, wait
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -25,9 +26,9 @@ pytestmark = pytest.mark.slurm
 def bare_lab(slurm_software: Software) -> Iterator[SlurmLab]:
     """A cluster of its own, without accounting, that forgets ended jobs soon and may be hurt."""
     root = Path(tempfile.mkdtemp(prefix="dtslurm-bare-", dir="/tmp"))
-    extra = ("MessageTimeout=3", "TCPTimeout=1")
+    extra = ("MessageTimeout=10", "TCPTimeout=5")
     try:
-        with SlurmLab(root, nodes=1, min_job_age=3, extra_conf=extra, software=slurm_software) as lab:
+        with SlurmLab(root, nodes=1, min_job_age=15, extra_conf=extra, software=slurm_software) as lab:
             yield lab
     finally:
         shutil.rmtree(root, ignore_errors=True)
@@ -54,12 +55,7 @@ def test_f54_job_forgotten_by_slurm_is_not_reported_as_completed(
 ) -> None:
     job_id = submit_job(bare, tmp_path, "true")
     # A fresh scheduler has seen nothing: once Slurm has forgotten the job there is no evidence.
-    deadline = time.monotonic() + 60
-    while (
-        result := SlurmScheduler(LocalTransport()).query([job_id])[job_id]
-    ) and time.monotonic() < deadline:
-        time.sleep(1)
-    assert result == []
+    wait_until(lambda: SlurmScheduler(LocalTransport()).query([job_id])[job_id] == [])
 
 
 def test_f54_disabled_accounting_is_queried_once(bare: SlurmScheduler) -> None:
@@ -130,8 +126,7 @@ def test_f1_f55_submission_to_a_frozen_controller_is_unknown_until_found(
         assert "Socket timed out" in caught.value.evidence[0]
     finally:
         bare_lab.resume_controller()
-    deadline = time.monotonic() + 30
-    while (result := bare.find(made.comment)) is None and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_until(lambda: bare.find(made.comment), "the job's start")
+    result = bare.find(made.comment)
     assert result is not None
     assert bare.query([result])[result]

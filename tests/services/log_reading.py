@@ -16,6 +16,7 @@ import psutil
 from dtslurm.logs.lines import LogBlock
 from dtslurm.services.logs.log_stream import Item, LogRequest, LogStream, Mark, Notice, Record
 from dtslurm.transport.local import LocalTransport
+from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
 
@@ -52,10 +53,18 @@ class Reader:
         return came
 
     def wait_until(self, happened: Callable[[], object]) -> None:
-        end = time.monotonic() + DEADLINE_S
-        while not happened():
-            assert time.monotonic() < end, f"it did not happen in time; came: {self.items[-5:]}"
-            self.items += self.stream.read(0.1)
+        def is_reached() -> bool:
+            while not happened():
+                came = self.stream.read(0.1)
+                self.items += came
+                if not came:
+                    return False
+            return True
+
+        try:
+            wait_until(is_reached, limit=300)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; came: {self.items[-5:]}") from None
 
     def until_mark(self, mark: Mark) -> None:
         self.wait_until(lambda: mark in self.items)

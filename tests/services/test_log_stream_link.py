@@ -20,6 +20,7 @@ from dtslurm.services.logs.log_stream import LogRequest, LogStream, Mark
 from dtslurm.transport.base import Stream
 from dtslurm.transport.local import LocalTransport
 from tests.services.log_reading import DEADLINE_S, Reader, Run, Writers, follow_logs, log_follower_process
+from tests.waiting import busyness
 
 
 def test_a_slow_reader_uses_no_extra_memory_and_loses_no_line(run: Run) -> None:
@@ -47,13 +48,14 @@ def test_a_rank_with_much_output_does_not_delay_other_ranks(run: Run) -> None:
         assert len(reader.text(0)) < 10 << 20
 
 
-def test_f60_the_log_follower_ends_with_its_reader(run: Run) -> None:
+def test_f60_the_log_follower_ends_with_its_reader(run: Run, log_follower_patch: pytest.MonkeyPatch) -> None:
+    log_follower_patch.undo()  # with its own priority
     run.write(0, b"x\n")
     with follow_logs(run) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         far = log_follower_process()
         assert far.nice() == 19
-    far.wait(timeout=DEADLINE_S)
+    far.wait(timeout=DEADLINE_S * busyness())
 
 
 def test_f60_the_log_follower_ends_when_its_input_is_closed(run: Run) -> None:
@@ -68,7 +70,7 @@ def test_f60_the_log_follower_ends_when_its_input_is_closed(run: Run) -> None:
     process.stdin.flush()
     assert process.stdout.read(10)
     process.stdin.close()
-    assert process.wait(timeout=DEADLINE_S) == 0
+    assert process.wait(timeout=DEADLINE_S * busyness()) == 0
     process.stdout.close()
 
 
@@ -82,7 +84,7 @@ def test_f60_the_log_follower_ends_after_a_silent_period_of_its_reader(run: Run)
         assert process.stdin is not None
         process.stdin.write(source + frames.request(LogRequest(str(run.path)).values()))
         process.stdin.flush()
-        assert process.wait(timeout=DEADLINE_S) == 0
+        assert process.wait(timeout=DEADLINE_S * busyness()) == 0
 
 
 def test_f57_a_silent_log_follower_is_replaced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

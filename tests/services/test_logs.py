@@ -19,7 +19,8 @@ from dtslurm.services.logs.logs import LogFilter
 from dtslurm.services.runs import status
 from dtslurm.services.runs.status import RunView
 from dtslurm.services.wiring.context import Context
-from tests.services.log_reading import Run
+from tests.services.log_reading import DEADLINE_S, Run
+from tests.waiting import busyness
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def test_a_slow_scheduler_does_not_delay_log_lines(
     answered = threading.Event()
 
     def answers() -> tuple[JobState, str]:
-        assert answered.wait(60)
+        assert answered.wait(DEADLINE_S * busyness())
         return JobState.COMPLETED, ""
 
     replace_views(monkeypatch, answers)

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from dtslurm.transport.ssh import control
+from tests.ports import free_port
 
 PATIENCE = 30.0
 SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -54,13 +55,6 @@ def fingerprint(key: Path) -> str:
         [program("ssh-keygen"), "-l", "-f", str(key)], capture_output=True, text=True, check=True
     )
     return done.stdout.split()[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass

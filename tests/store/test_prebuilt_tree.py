@@ -17,6 +17,7 @@ from dtslurm.worker.delivery.install_run import place
 from dtslurm.worker.delivery.objects import Objects
 from dtslurm.worker.lib.disk import WorkerError, raw
 from tests.store.trees import PYTHON, FarSide, snap, write
+from tests.waiting import wait_until
 
 FILES = {f"package/module{number % 5}/file{number}.py": f"print({number})\n" for number in range(20)}
 
@@ -190,12 +191,8 @@ def test_a_prebuilt_tree_is_made_after_a_large_delivery(tmp_path: Path) -> None:
     write(site.here, {f"many/{number % 50}/{number}.txt": "same" for number in range(prebuilt_tree.LEAST)})
     site.send()
     folder = site.runs / ".objects" / "spare"
-    deadline = time.monotonic() + 120
-    while not list(folder.glob("*/list")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: list(folder.glob("*/list")), limit=300)
     site.send()
     assert folder_contents(site.runs / "2" / "code") == folder_contents(site.here)
-    while not list(folder.glob("*/list")):  # made by a process of its own, which must end before we do
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    # The next one is made by a process of its own, which must end before we do.
+    wait_until(lambda: list(folder.glob("*/list")), limit=300)

@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,17 +18,13 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
+from tests.waiting import busyness
+
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Zygote:
@@ -69,7 +64,7 @@ class Zygote:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
+        if not select.select([self._process.stdout], [], [], PATIENCE * busyness())[0]:
             raise TimeoutError("the ranks do not end")
         values: dict[str, Any] = json.loads(self._process.stdout.readline())
         return values
@@ -163,9 +158,9 @@ class Job:
         return {epoch: {step: item[1] for step, item in steps.items()} for epoch, steps in result.items()}
 
     def wait_until(self, happened: Any) -> None:
-        end = time.monotonic() + PATIENCE
+        begin = time.monotonic()
         while not happened():
-            assert time.monotonic() < end, self.text()
+            assert time.monotonic() - begin < PATIENCE * busyness(), self.text()
             time.sleep(0.02)
 
 

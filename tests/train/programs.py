@@ -10,9 +10,9 @@ import random
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from dtslurm.train import session as start
 
 checkpoint_module: Any = sys.modules["dtslurm.train.checkpoint"]
 session_module: Any = sys.modules["dtslurm.train.session"]
+straggler_module: Any = sys.modules["dtslurm.train.straggler"]
 
 
 class Squares(torch.utils.data.Dataset[Any]):  # type: ignore[misc, unused-ignore]
@@ -278,8 +279,10 @@ def full(out: str, *, tries: int, numbers: int, **more: Any) -> None:
 
 
 def slow_rank(out: str, *, slow: int, steps: int = 40) -> None:
-    """A rank that computes longer than the others in each forward pass."""
-    session_module.COMPARE_S = 0.2
+    """A rank that computes longer than the others in each forward pass, by a clock of its own."""
+    session_module.COMPARE_S = 0.0
+    now = [0.0]
+    straggler_module.time = SimpleNamespace(perf_counter=lambda: now[0])
 
     class Net(nn.Module):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
@@ -287,7 +290,7 @@ def slow_rank(out: str, *, slow: int, steps: int = 40) -> None:
             self.layer = nn.Linear(2, 1)
 
         def forward(self, inputs: torch.Tensor) -> Any:
-            time.sleep(0.05 if dist.get_rank() == slow else 0.001)
+            now[0] += 0.05 if dist.get_rank() == slow else 0.001
             return self.layer(inputs)
 
     with start(save_minutes=None, agree_every=2) as run:

@@ -16,7 +16,7 @@ from dtslurm.errors import (
 from tests.sshd.proxy import Proxy
 from tests.sshd.servers import SshLab
 from tests.transport.linking import Reach, do_when, name_for, server
-from tests.waiting import wait_until
+from tests.waiting import busyness, wait_until
 
 
 def test_f57_command_fails_with_unknown_effects_when_the_server_is_killed(
@@ -80,7 +80,7 @@ def test_f57_stopped_server_causes_a_timeout_and_recovers(sshd_lab: SshLab, to: 
 def test_f57_frozen_network_causes_a_timeout(sshd_lab: SshLab, to: Reach) -> None:
     result = server(sshd_lab, "plain")
     with Proxy(result.port) as proxy:
-        there = to(name_for(sshd_lab, proxy, result, "ConnectTimeout 2"))
+        there = to(name_for(sshd_lab, proxy, result, f"ConnectTimeout {int(10 * busyness())}"))
         with there.stream(["sh", "-c", "echo on; sleep 60"]) as stream:
             assert next(stream) == b"on\n"
             proxy.freeze()
@@ -105,7 +105,8 @@ def test_f2_command_ends_after_its_client_is_killed(sshd_lab: SshLab, kind: str,
     note = tmp_path / "pid"
     code = (
         "import sys\nfrom dtslurm.transport.connect import connect\n"
-        f"connect('plain', transport={kind!r}).run(['sh', '-c', 'echo $$ > {note}; sleep 600'], timeout=5)"
+        f"connect('plain', transport={kind!r}).run(['sh', '-c', 'echo $$ > {note}; sleep 600'], "
+        f"timeout={5 * busyness()})"
     )
     client = subprocess.Popen([sys.executable, "-c", code], env=sshd_lab.environ(), stdin=subprocess.DEVNULL)
     wait_until(lambda: note.exists() and note.read_text().strip())

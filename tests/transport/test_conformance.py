@@ -17,6 +17,7 @@ import pytest
 from dtslurm.errors import CommandNotFound, CommandTimeout, StoreError, TransportError
 from dtslurm.transport.base import Transport
 from tests.processes import ends_in_time
+from tests.waiting import busyness
 
 AS_ROOT = os.geteuid() == 0
 ODD = [
@@ -156,7 +157,7 @@ def test_f7_command_is_killed_with_its_children_at_the_timeout(there: Transport,
     note = tmp_path / "pid"
     script = f"sleep 600 & echo $! > {note}; echo nearly there >&2; wait"
     with pytest.raises(CommandTimeout) as caught:
-        there.run(["sh", "-c", script], timeout=4)
+        there.run(["sh", "-c", script], timeout=4 * busyness())
     assert "nearly there" in caught.value.evidence
     assert ends_in_time(int(note.read_text()))
     assert there.run(["echo", "next"]).stdout == "next\n"

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from dtslurm.errors import HostUnavailable, TransportError
@@ -22,8 +21,10 @@ from dtslurm.transport.connect import choose, connect
 from dtslurm.transport.local import LocalTransport
 from dtslurm.transport.ssh import control
 from dtslurm.transport.ssh.openssh import OpenSSHTransport
+from tests.processes import ends_in_time
 from tests.sshd.servers import SshLab
 from tests.transport.conftest import reach
+from tests.waiting import busyness
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +150,7 @@ def test_f57_dead_or_stopped_master_is_replaced(
     other = reach(lab, "login", "openssh")
     assert other.run(["echo", "x"]).stdout == "x\n"
     assert there.run(["echo", "y"]).stdout == "y\n"
-    end = time.monotonic() + 20
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < end, "the old master is still there"
-        time.sleep(0.05)
+    assert ends_in_time(pid, 20 * busyness()), "the old master is still there"
 
 
 def test_f57_master_stopped_during_a_stream_is_replaced(there: OpenSSHTransport, lab: SshLab) -> None:

@@ -13,8 +13,9 @@ from dtslurm.errors import (
     RequestInvalid,
 )
 from dtslurm.transport.connect import connect
+from tests.ports import free_port
 from tests.sshd.proxy import Proxy
-from tests.sshd.servers import SshLab, fingerprint, free_port, make_key, program
+from tests.sshd.servers import SshLab, fingerprint, make_key, program
 from tests.transport.linking import Reach, logins, name_for, server
 
 

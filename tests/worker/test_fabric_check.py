@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import dtslurm
+from tests.ports import free_port
 
 pytest.importorskip("torch", reason="the check measures with torch")
 pytestmark = pytest.mark.slow
@@ -22,9 +23,7 @@ PROGRAM = Path(dtslurm.__file__).parent / "worker" / "probe" / "fabric_check.py"
 
 def run(tmp_path: Path, *arguments: str, ranks: int = 2, started: int | None = None) -> list[tuple[int, str]]:
     """Start that many of the ranks and return each one's exit code and output."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = [
         subprocess.Popen(
             [sys.executable, PROGRAM, tmp_path / "fabric.json", *arguments],
@@ -43,7 +42,7 @@ def run(tmp_path: Path, *arguments: str, ranks: int = 2, started: int | None = N
         )
         for rank in range(ranks if started is None else started)
     ]
-    return [(process.wait(120), output) for process in processes for output in [process.communicate()[0]]]
+    return [(process.wait(600), output) for process in processes for output in [process.communicate()[0]]]
 
 
 def test_fabric_check_reports_the_bandwidth_of_each_size(tmp_path: Path) -> None:
@@ -74,7 +73,7 @@ def test_fabric_check_fails_after_its_limit_when_a_rank_is_missing(tmp_path: Pat
     ((code, output),) = run(tmp_path, "0", "any", "1", "3", started=1)
     assert code == 86
     assert "fabric check failed: it did not end within 5 s: ranks did not find each other" in output
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 180  # not its usual limit, 240 s
 
 
 TOLD = "n1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"

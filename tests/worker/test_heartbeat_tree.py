@@ -259,9 +259,9 @@ def test_only_a_lost_node_is_silent_although_it_relayed_heartbeats_of_other_node
         return lost in suspects
 
     job.pulse_until(is_noticed)
-    job.pulse_until(lambda: job.beats.silent(1.0) == [lost])
+    others = set(NAMES) - {lost}
+    job.pulse_until(lambda: job.beats.silent(1.0) == [lost] and set(job.linked()) - {lost} == others)
     assert suspects == {lost}
-    assert set(job.linked()) - {lost} == set(NAMES) - {lost}
 
 
 def test_farewells_of_all_nodes_reach_the_supervisor_through_the_tree(job: Job) -> None:
@@ -393,7 +393,7 @@ def test_nodes_rejoin_a_restarted_supervisor(job: Job, monkeypatch: pytest.Monke
     wait_until(lambda: job.linked() == [])
     job.beats = TreeHeartbeats(str(job.folder), "127.0.0.1", silent_s=2.0)
     job.pulse_until(lambda: len(job.linked()) == len(NAMES) - 1)
-    assert job.beats.silent(2.0) == []
+    assert set(job.beats.silent(2.0)) <= {"n4"}
     job.pulse_until(lambda: job.beats.silent(2.0) == ["n4"])
 
 

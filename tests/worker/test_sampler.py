@@ -25,6 +25,7 @@ from dtslurm.worker.sampler import gpu_reader
 from dtslurm.worker.sampler_amd import Amdgpu
 from dtslurm.worker.sampler_nvidia import NvidiaSmi, Nvml
 from dtslurm.worker.sampler_values import counter, numbers, select_job_gpus
+from tests.waiting import wait_until
 
 DATA = Path(__file__).with_name("data")
 CC = shutil.which("cc")
@@ -314,16 +315,14 @@ def test_sampler_ignores_signals_and_ends_with_its_parent(tmp_path: Path) -> Non
         with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, start_new_session=True) as it:
             try:
                 path = tmp_path / "metrics" / "2" / "node-3.jsonl"
-                end = time.monotonic() + 60
-                while not path.exists() and time.monotonic() < end:
-                    time.sleep(0.05)
+                wait_until(path.exists, limit=300)
                 for name in ("HUP", "INT", "TERM", "USR1", "USR2"):  # they are for the ranks
                     it.send_signal(getattr(signal, f"SIG{name}"))
                 time.sleep(0.3)
                 assert it.poll() is None
                 parent.kill()
                 parent.wait()
-                assert it.wait(60) == 0
+                assert it.wait(600) == 0
                 assert it.stderr is not None
                 assert it.stderr.read() == b""
             finally:

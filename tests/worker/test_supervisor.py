@@ -16,6 +16,7 @@ from dtslurm.worker.supervisor.agents import Agents
 from dtslurm.worker.supervisor.attempts import AttemptEnd, Ledger
 from dtslurm.worker.supervisor.heartbeats import Heartbeats
 from dtslurm.worker.supervisor.restart_policy import Decision, RecoveryOptions, decide
+from tests.waiting import wait_until
 
 NODES = ("n1", "n2", "n3")
 
@@ -358,6 +359,8 @@ def test_remaining_rank_processes_of_the_node_are_listed(monkeypatch: pytest.Mon
         for name, more in (("n1", {}), ("n2", {}), ("n1", {"DTSLURM_ATTEMPT": "2"}))
     ]
     try:
+        # Until a program has begun, its environment cannot be read.
+        wait_until(lambda: all("DTSLURM_RUN_DIR" in node.environment_of(item.pid) for item in running))
         assert node.find_rank_processes("/run/of/this/test", 3) == [running[0].pid]
         running[0].kill()
         running[0].wait()

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class Ranks:
         env["SLURMD_NODENAME"] = f"n{int(node_id) + 1}"
         process = subprocess.Popen(["sleep", "600"], env={**env, "PATH": os.environ["PATH"]})
         self.started.append(process)
+        wait_until(lambda: "DTSLURM_RUN_DIR" in node.environment_of(process.pid))
         wait_until(lambda: node.status_of(process.pid).get("state") == "S" and node.bytes_of(process.pid))
         return process.pid
 
@@ -221,7 +223,9 @@ def test_f87_restarted_agent_does_not_replace_an_agent_that_was_late(
     ranks.start(0)
     watch = node.NodeAgent(restarted=True)
     now = Clock(lambda at: watch.__setattr__("told_to_end", at > 4))
-    first = {"kind": "beat", "node": "n1", "time": now.time() - age, "ranks": {}}
+    today = time.time()
+    now.time = lambda: today  # so that the first agent is exactly that late
+    first = {"kind": "beat", "node": "n1", "time": today - age, "ranks": {}}
     (ranks.folder / "ranks/0/beats/n1.json").write_text(json.dumps(first))
     monkeypatch.setattr(node, "time", now)
     watch.run()

@@ -44,7 +44,7 @@ def wait_to_hear() -> None:
     if not os.environ.get("LISTEN"):
         return
     print("listening", flush=True)
-    end = time.monotonic() + 90
+    end = time.monotonic() + 300
     while not heard and time.monotonic() < end:
         time.sleep(0.2)
     print(f"heard {heard}", flush=True)

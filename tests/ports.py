@@ -1,0 +1,31 @@
+"""Free TCP ports for tests that start a server later."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+_claims: list[socket.socket] = []
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody uses, and that no other test gets before this process ends.
+
+    It is below the ports of the labs' clusters and those that the kernel hands out to clients: of those,
+    another process may get a port between this call and its use. The claim is an abstract socket: every
+    process of this network sees it, and it dies with this process.
+    """
+    ports = list(range(5000, 12000))
+    random.shuffle(ports)
+    for port in ports:
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            claim.bind(f"\0dtslurm-test-port-{port}")
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            claim.close()
+        else:
+            _claims.append(claim)
+            return port
+    raise AssertionError("no free port on 127.0.0.1")
