@@ -247,6 +247,21 @@ def test_process_that_ignores_sigterm_is_killed_after_kill_wait(tmp_path: Path) 
         assert not is_alive(pid)
 
 
+def test_step_that_is_starting_during_a_cancel_is_terminated_too(cluster: LocalCluster) -> None:
+    os.mkfifo(cluster.folder / "pipe")
+    job = cluster.submit("srun -n1 -o pipe sleep 600")
+    wait_until(Path(cluster.state.job_dir(int(job), "steps", "0")).exists)
+    before = time.monotonic()
+    cluster.scheduler.cancel([job])
+    wait_until(lambda: "CANCELLED" in cluster.output(job))
+    reader = os.open(cluster.folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)  # srun waits for it with its task
+    try:
+        assert cluster.wait(job).state is CANCELLED
+    finally:
+        os.close(reader)
+    assert time.monotonic() - before < 25  # of the 30 s after which everything is killed
+
+
 def test_stopped_process_is_continued_for_termination(cluster: LocalCluster) -> None:
     job = cluster.submit("trap 'echo woken; exit' TERM; echo ready; kill -STOP $$; sleep 60")
     cluster.saw(job, "ready")

@@ -116,8 +116,10 @@ class JobExecution(object):
         self._log_cancellation(reason)
         pids = self._processes()
         # srun keeps running to collect the exits of its tasks; it would forward the same signal a second
-        # time.
-        process.end(pids["steps"] | pids["batch"])
+        # time. An srun whose tasks have not started yet forwards it to them.
+        parent_by_pid = process.parents()
+        starting = {pid for pid in pids["srun"] if not process.descendants([pid], parent_by_pid)}
+        process.end(pids["steps"] | pids["batch"] | starting)
         self.kill_at = time.monotonic() + self.record["kill_wait"]
 
     def _drain(self) -> None:
