@@ -52,11 +52,11 @@ def line(node: str, **values: Any) -> str:
 
 
 def test_training_starts_when_all_nodes_are_healthy(
-    site: Path, keeper: Supervisor, capsys: pytest.CaptureFixture[str]
+    site: Path, keeper: Supervisor, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_findings(site, n1=("disk:ok",), n2=("disk:ok",), n3=("clock:warn", "disk:ok"))
     assert health.before_training(keeper) is None
-    out = capsys.readouterr().out
+    out = capfd.readouterr().out
     assert "dtslurm: health: node n3, clock: clock is warn\n" in out
     assert re.search(r"health: 3 nodes in \d+\.\d s, 0 bad\n", out)
     result = keeper.ledger.events("health")
@@ -71,14 +71,14 @@ def test_training_starts_when_all_nodes_are_healthy(
 
 
 def test_bad_node_is_excluded_when_enough_nodes_are_healthy(
-    site: Path, keeper: Supervisor, capsys: pytest.CaptureFixture[str]
+    site: Path, keeper: Supervisor, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_findings(site, n1=(), n2=("gpus:bad",), n3=())
     assert health.before_training(keeper) is None
     assert keeper.healthy() == ["n1", "n3"]
     [result] = keeper.ledger.events("node_excluded")
     assert (result["node"], "gpus is bad" in result["reason"]) == ("n2", True)
-    out = capsys.readouterr().out
+    out = capfd.readouterr().out
     assert "health: node n2 is bad: " in out
     assert "1 bad; n2 is excluded\n" in out
 
@@ -97,7 +97,7 @@ def test_job_is_requeued_without_bad_nodes_when_too_few_nodes_are_healthy(
 
 @pytest.mark.parametrize("python", [True, False])
 def test_job_ends_when_every_node_fails_the_same_check(
-    site: Path, keeper: Supervisor, capsys: pytest.CaptureFixture[str], python: bool
+    site: Path, keeper: Supervisor, capfd: pytest.CaptureFixture[str], python: bool
 ) -> None:
     check = "framework:bad" if python else "gpus:bad"
     write_findings(site, n1=(check,), n2=(check,), n3=(check,))
@@ -107,7 +107,7 @@ def test_job_ends_when_every_node_fails_the_same_check(
     assert keeper.ledger.events("ended")[0]["exit_code"] == health.EXIT_CODE
     assert keeper.ledger.events("attempt_ended")[0]["cause"] == "lost"  # of the copy before
     assert (site / "logs/0").is_dir()
-    assert "health: stop: every node failed the same check" in capsys.readouterr().out
+    assert "health: stop: every node failed the same check" in capfd.readouterr().out
 
 
 def test_job_that_cannot_be_requeued_ends_when_too_few_nodes_are_healthy(
@@ -122,12 +122,12 @@ def test_job_that_cannot_be_requeued_ends_when_too_few_nodes_are_healthy(
 
 @pytest.mark.parametrize("words", ["srun: error: Unable to create step", ""])
 def test_training_starts_when_the_health_check_returns_no_findings(
-    site: Path, keeper: Supervisor, capsys: pytest.CaptureFixture[str], words: str
+    site: Path, keeper: Supervisor, capfd: pytest.CaptureFixture[str], words: str
 ) -> None:
     (site / "told").write_text(f"{words}\n" if words else "")
     assert health.before_training(keeper) is None
     said = words or "the nodes sent no answer"
-    assert f"training starts anyway: {said}\n" in capsys.readouterr().out
+    assert f"training starts anyway: {said}\n" in capfd.readouterr().out
     assert keeper.ledger.events("health") == []
 
 

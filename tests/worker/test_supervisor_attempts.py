@@ -49,11 +49,11 @@ def write_heartbeat(site: Path, name: str, kind: str) -> None:
 
 
 def test_f40_replaced_attempt_ends_without_a_record(
-    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    site: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     keeper = begin(site, "exec sleep 600")
     assert attempt(keeper, monkeypatch, lambda _now: lease.take(str(site), 1)) is None
-    assert "attempt 0 ends: a later attempt has taken over" in capsys.readouterr().out
+    assert "attempt 0 ends: a later attempt has taken over" in capfd.readouterr().out
     assert keeper.ledger.events("attempt_ended") == []
 
 
@@ -275,7 +275,7 @@ def test_excluded_node_is_recorded_in_the_run_root(
 
 
 def test_f43_bad_node_is_recorded_and_the_run_continues_without_the_node(
-    site: Path, capsys: pytest.CaptureFixture[str]
+    site: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     keeper = begin(site, "")
     (site / "job.json").write_text('{"schema": 1, "cluster": "ours"}')
@@ -289,12 +289,12 @@ def test_f43_bad_node_is_recorded_and_the_run_continues_without_the_node(
     assert (note.node, note.cluster, note.reason) == ("n2", "ours", "node n2 is DOWN")
     assert (note.job, note.when, note.expires) == ("17", result["time"], result["time"] + HOLDS_S)
     assert keeper.healthy() == ["n1"]
-    said = capsys.readouterr().out
+    said = capfd.readouterr().out
     assert "dtslurm: attempt 0 ended: node n2 is DOWN (node-failure)\n" in said
 
 
 def test_f34_failed_requeue_is_reported_with_its_reason(
-    site: Path, capsys: pytest.CaptureFixture[str]
+    site: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     keeper = begin(site, "")
     (site / "state").write_text(ENDING + f"EndTime={stamp(0)}\n")
@@ -302,7 +302,7 @@ def test_f34_failed_requeue_is_reported_with_its_reason(
     [result] = keeper.ledger.events("onward")
     assert (result["done"], result["by"]) == (False, "requeue")
     assert "cancelled" in result["words"]
-    assert f"dtslurm: the job could not be requeued: {result['words']}\n" in capsys.readouterr().out
+    assert f"dtslurm: the job could not be requeued: {result['words']}\n" in capfd.readouterr().out
 
 
 # ---- The program ----

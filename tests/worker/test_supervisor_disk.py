@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,24 @@ def test_f89_run_starts_when_the_file_server_does_not_recover(
     monkeypatch.setattr(main, "SERVER_S", 0.0)
     monkeypatch.setattr(os, "lstat", fail_first(os.lstat, "stop", 1, errno.ESTALE))
     assert Supervisor(ASKED).run() == 0
+    assert (site / "starts").exists()
+
+
+def test_f89_run_continues_when_the_disk_of_its_output_is_full(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "step.sh").write_text(f"echo >>{site}/starts\n")
+    supervisor = Supervisor(ASKED)
+    output = os.dup(1)
+    with Path("/dev/full").open("w") as full:
+        os.dup2(full.fileno(), 1)
+        monkeypatch.setattr(sys, "stdout", full)
+        try:
+            supervisor.say("hello")
+            assert supervisor.run() == 0
+        finally:
+            os.dup2(output, 1)
+            os.close(output)
     assert (site / "starts").exists()
 
 

@@ -72,7 +72,7 @@ def test_attempt_is_checkpointed_when_every_rank_saved_although_slurm_killed_the
 
 
 def test_ranks_that_saved_because_the_supervisor_ended_them_do_not_change_the_exit_code(
-    site: Path, capsys: pytest.CaptureFixture[str]
+    site: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (site / "logs/0").mkdir(parents=True)
     write_rank_ends(site, {"exit_code": 85, "told_to_end": True}, {"exit_code": 85, "told_to_end": True})
@@ -81,7 +81,7 @@ def test_ranks_that_saved_because_the_supervisor_ended_them_do_not_change_the_ex
     ended = keeper._record_end(0, 143, {"cause": "hang"}, Heartbeats(str(site / "ranks/0")), ["n1", "n2"])
     assert ended is not None
     assert (ended.cause, ended.exit_code) == ("hang", 143)
-    assert "Slurm killed the step" not in capsys.readouterr().out
+    assert "Slurm killed the step" not in capfd.readouterr().out
 
 
 def test_rank_that_exited_with_0_after_a_termination_request_is_not_done(site: Path) -> None:
@@ -195,13 +195,13 @@ def test_n2_n3_only_a_requested_requeue_leaves_training_unfinished(
 
 
 def test_job_requeued_after_completed_training_starts_no_attempt(
-    site: Path, capsys: pytest.CaptureFixture[str]
+    site: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (site / "step.sh").write_text(f"echo >>{site}/starts\n")
     assert Supervisor(ASKED).run() == 0
     assert Supervisor(ASKED).run() == 0
     assert (site / "starts").read_text() == "\n"
-    assert "training is already complete" in capsys.readouterr().out
+    assert "training is already complete" in capfd.readouterr().out
     (site / "done").unlink()  # as dtslurm requeue does
     assert Supervisor(ASKED).run() == 0
     assert (site / "starts").read_text() == "\n\n"

@@ -233,12 +233,12 @@ def test_f87_restarted_agent_does_not_replace_an_agent_that_was_late(
 
 
 def test_agent_without_a_run_exits_silently(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DTSLURM_ATTEMPT", "x")
     with pytest.raises(SystemExit) as ended:
         node.main(restarted=False)
-    assert (ended.value.code, capsys.readouterr()) == (1, ("", ""))
+    assert (ended.value.code, capfd.readouterr()) == (1, ("", ""))
 
 
 def test_rank_processes_are_listed_from_outside_the_step(ranks: Ranks) -> None:

@@ -152,7 +152,7 @@ def test_f40_f42_late_copy_of_a_run_starts_nothing(site: Path) -> None:
 
 
 def test_f33_run_without_progress_exits_with_93_and_records_its_budget(
-    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    site: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     keeper = Supervisor(ASKED)
 
@@ -167,7 +167,7 @@ def test_f33_run_without_progress_exits_with_93_and_records_its_budget(
     assert result == [("restart", 1, 3), ("restart", 2, 3), ("stop", None, None)]
     assert keeper.ledger.events("decision")[0]["budget"] == "hangs and time-outs"
     assert keeper.ledger.events("ended")[0]["exit_code"] == 93
-    assert "(restart 2 of 3 after hangs and time-outs)" in capsys.readouterr().out
+    assert "(restart 2 of 3 after hangs and time-outs)" in capfd.readouterr().out
 
 
 def test_f33_exit_code_of_the_ranks_is_returned_when_restarts_are_used_up(

@@ -637,9 +637,9 @@ class Supervisor:
         return self.term_at is not None
 
     def say(self, text: str) -> None:
-        """Print a line to the job's output."""
-        sys.stdout.write("dtslurm: {}\n".format(text))
-        sys.stdout.flush()
+        """Print a line to the job's output, if its disk is not full."""
+        with contextlib.suppress(OSError):
+            os.write(1, "dtslurm: {}\n".format(text).encode("utf-8", "replace"))
 
     def _note_term_signal(self, _number: int, _frame: Any) -> None:
         self.last_term_at = time.monotonic()

@@ -130,7 +130,6 @@ class RunningStep:
 
     def finish(self) -> int:
         """Return the exit code of a step that has ended."""
-        sys.stdout.flush()
         for agent in self._agents:
             # On TERM srun would end the step of that number, also in a new start. Agents end by themselves.
             agent.kill()

@@ -210,8 +210,8 @@ class RoleMonitor:
 
     def _fail_monitor(self, error: Exception) -> None:
         text = "the roles are no longer monitored: {!r}".format(error)
-        self.supervisor.say(text)
         self.failure = {"cause": "role-failure", "blame": "unknown", "summary": text, "exit_code": 1}
+        self.supervisor.say(text)
 
     def _look(self) -> None:
         if self.supervisor.term_at is not None:
