@@ -16,6 +16,8 @@ _SCRIPT_S = 2.0  # between the end of training and that of the script
 _START_S = 1.0  # ranks are on their way to a node that Slurm cannot tell of a cancel any more (N3)
 _SHARED_S = 3.0  # an answer is shared between windows, so one by a clock that was off lives on for as long
 _SLACK_S = 0.5  # between what a clock says and when it is written
+_SERVERS_FAIL = {"N3", "N4", "N7", "N9", "N14", "N19"}  # nodes or disks may stay bad for longer
+_OUTLIVES_S = 10.0  # from the end of training until its nodes are free
 _OUTLIVED = {"N11", "N12", "N15", "N16", "N19", "N23", "N25", "N26"}
 _QUERIES_FAIL = {"N1", "N2", "N6", "N9", "N11", "N26"}  # a submission may not know the nodes or the notes
 
@@ -81,7 +83,9 @@ def _lost(run: str, events: Sequence[Event]) -> Iterator[Violation]:
 def _disturbs_no_start(events: Sequence[Event]) -> bool:
     """Return whether each fault is one that a starting job outlives or does not notice."""
     kinds = {event.get("kind") for event in _of(events, "fault")}
-    return bool(kinds) and kinds <= _OUTLIVED and not _of(events, "cancel")
+    servers = next((event.get("servers") for event in _of(events, "plan")), 0)
+    outlived = {*_OUTLIVED, "N27"} - ({"N19", "N25"} if servers else set())  # a server may not start by them
+    return bool(kinds) and kinds <= outlived and not _of(events, "cancel")
 
 
 def _doubled(run: str, events: Sequence[Event]) -> Iterator[Violation]:
@@ -272,4 +276,48 @@ def _bad_node_used(run: str, events: Sequence[Event]) -> Iterator[Violation]:
             yield Violation("bad node used", run, f"{', '.join(missing)} were noted and are not excluded")
 
 
-_OTHERS = (_lost_progress, _other_result, _omitted, _bad_node_used)
+def _unserved(run: str, events: Sequence[Event]) -> Iterator[Violation]:
+    """Training that began before all servers of its job had served."""
+    servers = next((event.get("servers") for event in _of(events, "plan")), 0)
+    scaled = _may_have(events, "scale")
+    for begin in _of(events, "begin") if servers and not scaled else []:
+        served = {
+            event.get("instance")
+            for event in _of(events, "serve")
+            if event.at <= begin.at and event.get("job") == begin.get("job")
+        }
+        if served != set(range(servers)):
+            yield Violation("unserved", run, f"began when only the servers {sorted(served)} had served")
+
+
+def _two_servers(run: str, events: Sequence[Event]) -> Iterator[Violation]:
+    """An instance that is alive after its next start serves, and a server that outlives its run.
+
+    Slurm leaves processes behind on a node that it does not reach, or whose daemon was killed.
+    """
+    if {event.get("kind") for event in _of(events, "fault")} & {"N3", "N4", "N7"}:
+        return
+    starts: dict[tuple[str, int], int] = {}
+    for event in (event for event in events if event.who == "server"):
+        key = (event.get("job"), event.get("instance"))
+        if event.what == "serve":
+            starts[key] = max(event.get("start"), starts.get(key, 0))
+        elif event.get("start") < starts.get(key, 0):
+            words = f"server {key[1]} was alive after its start {starts[key]} had served"
+            yield Violation("doubled", run, words)
+            break
+    final = next((event for event in _of(events, "final") if event.get("terminal")), None)
+    last = max((event.at for event in _of(events, "alive")), default=0.0)
+    if final and last > final.until + _OUTLIVES_S:
+        yield Violation("outlived", run, f"a server was alive {last - final.until:.1f} s after the end")
+
+
+def _gave_up(run: str, events: Sequence[Event]) -> Iterator[Violation]:
+    """A run that is ended because of a server, though nothing happened that its restarts do not outlive."""
+    kinds = {event.get("kind") for event in _of(events, "fault")}
+    for event in _of(events, "gave up"):
+        if not kinds & _SERVERS_FAIL:
+            yield Violation("gave up", run, f"a server was not started again: {event.get('words')}")
+
+
+_OTHERS = (_lost_progress, _other_result, _omitted, _bad_node_used, _unserved, _two_servers, _gave_up)

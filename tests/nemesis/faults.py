@@ -79,6 +79,7 @@ class Nemesis:
             "N24": self._bad_node,
             "N25": self._no_links,
             "N26": self._home,
+            "N27": self._server,
         }
         if fault.kind not in acts:
             return  # N15 and N20 are the clients' and the jobs' own
@@ -256,6 +257,17 @@ class Nemesis:
             if event.what == "begin" and event.get("job") not in ended and event.get("pid") in below
         ]
         return self._struck(pids, fault)
+
+    def _server(self, fault: Fault) -> contextlib.AbstractContextManager[None]:
+        """Stop or kill a server, once one serves; only one that is below this cluster."""
+        end = time.time() + START_PATIENCE_S
+        while time.time() < end:
+            below = set(descendants(self._keeper()))
+            events = [event for event in of_bodies(self.bodies) if event.what == "serve"]
+            if pids := [event.get("pid") for event in events if event.get("pid") in below]:
+                return self._struck(pids, fault)
+            time.sleep(0.2)
+        return contextlib.nullcontext()
 
     def _supervisor(self, fault: Fault) -> contextlib.AbstractContextManager[None]:
         return self._struck(self._wait_for_program("--nodes="), fault)

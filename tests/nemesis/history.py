@@ -10,20 +10,25 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+SERVING = {"serve", "alive"}
+
 
 @dataclass(frozen=True)
 class Event:
     """Something that began at `at` and was over at `until`, in seconds since the epoch, by one clock.
 
     Attributes:
-        who: ``body`` is the training code itself, ``nemesis`` what breaks things; all others are clients.
-        what: ``plan``, ``submit``, ``cancel``, ``requeue``, ``clean``, ``seen``, ``listed``, ``final``,
-            ``undisturbed`` (the training of the comparison); ``begin``, ``restored``, ``saved``, ``commit``,
-            ``trained``, ``end``; ``fault``, ``created`` (a directory in the place of one that was moved).
+        who: ``body`` is the training code itself, ``server`` an instance of a role beside it, ``nemesis``
+            what breaks things; all others are clients.
+        what: ``plan``, ``submit``, ``cancel``, ``requeue``, ``scale``, ``clean``, ``seen``, ``listed``,
+            ``final``, ``undisturbed`` (the training of the comparison); ``begin``, ``restored``, ``saved``,
+            ``commit``, ``trained``, ``end``; ``serve``, ``alive``, ``gave up``; ``fault``, ``created`` (a
+            directory in the place of one that was moved).
         run: the run's name, empty where it is about none.
-        values: whether a planned run is ``supervised``; ``result`` of what a client did (ok, refused,
-            unknown, killed); ``state``, ``terminal``, ``code`` and ``source`` of what it saw; ``attempt``,
-            ``job``, ``code`` of a body.
+        values: whether a planned run is ``supervised``, and how many ``servers`` it has; ``result`` of what a
+            client did (ok, refused, unknown, killed); ``state``, ``terminal``, ``code`` and ``source`` of
+            what it saw; ``attempt``, ``job``, ``code`` of a body; ``instance``, ``start`` and ``job`` of a
+            server.
     """
 
     at: float
@@ -58,12 +63,12 @@ class History:
 
 
 def of_bodies(path: Path) -> list[Event]:
-    """Return what training code wrote, one JSON object a line, in the order in which it was written."""
+    """Return what training code and servers wrote, one JSON object a line, in the order of writing."""
     events = []
     for line in path.read_text().splitlines() if path.exists() else []:
         values = json.loads(line)
         at, what, run = values.pop("at"), values.pop("what"), values.pop("run")
-        events.append(Event(at, at, "body", what, run, values))
+        events.append(Event(at, at, "server" if what in SERVING else "body", what, run, values))
     return events
 
 

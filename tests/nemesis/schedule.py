@@ -11,6 +11,8 @@ EPOCHS = 3  # of training, ten steps each
 HORIZON_S = 7.0  # nothing is begun later
 SPLIT = 1000  # from this seed on: long runs, on nodes that Slurm gives up while they work
 MIXED = 2000  # from this seed on: real training, runs submitted later, clients of an earlier version
+ROLES = 3000  # from this seed on: runs with servers beside their training
+SERVERS = 2  # of a run with roles
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel")
 
 # The targets of each fault, and its longest duration.
@@ -54,8 +56,12 @@ FAULTS: dict[str, tuple[Sequence[str], float]] = {
     "N24": (NODES, 10.0),  # the health check of a node fails
     "N25": (("no links",), 8.0),  # jobs cannot create symbolic links
     "N26": (("full", "read-only"), 4.0),  # the home of the clients
+    # Only in schedules from the seed ROLES on:
+    "N27": (("killed", "stopped"), 20.0),  # a server
 }
 MIXED_ONLY = {"N21", "N22", "N23", "N24", "N25", "N26"}
+ROLES_ONLY = {"N27"}
+NOT_ANYWHERE = MIXED_ONLY | ROLES_ONLY
 UNSTEADY = {"N19", "N21", "N24", "N25"}  # one of them at a time: they share a switch
 NETWORKED = {"N4"}  # needs nodes with networks of their own
 NOT_NETWORKED = {"N3"}
@@ -77,11 +83,12 @@ class Run:
     trains: bool = False  # by dtslurm.train, for `EPOCHS`; without ticks and codes
     kill_step: int = 0  # the first attempt of training kills itself after this step
     earlier: bool = False  # submitted by an earlier version
+    servers: str = ""  # where the run has servers: "beside" its ranks, or "apart" on a node of their own
 
 
 @dataclass(frozen=True)
 class Act:
-    """An action of a client on a run: cancel, requeue, status, logs, follow; or clean of ended runs."""
+    """An action of a client on a run: cancel, requeue, status, logs, follow, scale N; or clean."""
 
     at: float
     verb: str
@@ -115,6 +122,8 @@ def make(seed: int) -> Schedule:
     """Return the schedule of a seed."""
     dice = random.Random(seed)
     networked = seed % 4 == 3
+    if seed >= ROLES:
+        return _with_roles(dice, seed, networked)
     if seed >= MIXED:
         return _mixed(dice, seed, networked)
     if seed >= SPLIT:
@@ -124,7 +133,7 @@ def make(seed: int) -> Schedule:
     acts += [_look(dice, dice.choice(runs)) for _ in range(2)]
     if dice.random() < 0.3:
         acts.append(Act(round(dice.uniform(HORIZON_S, 2 * HORIZON_S), 2), "clean", "", command=False))
-    allowed = sorted(set(FAULTS) - MIXED_ONLY - (NOT_NETWORKED if networked else NETWORKED))
+    allowed = sorted(set(FAULTS) - NOT_ANYWHERE - (NOT_NETWORKED if networked else NETWORKED))
     kinds = dice.choices(allowed, k=dice.randint(1, 3))
     if networked and dice.random() < 0.7:
         kinds[0] = "N4"
@@ -142,7 +151,7 @@ def _split(dice: random.Random, seed: int, networked: bool) -> Schedule:
     gone = Fault(
         round(dice.uniform(4, 6), 2), "N4" if networked else "N3", node, round(dice.uniform(9, 16), 2)
     )
-    other = _fault(dice, dice.choice(sorted(set(FAULTS) - MIXED_ONLY - NETWORKED - NOT_NETWORKED)))
+    other = _fault(dice, dice.choice(sorted(set(FAULTS) - NOT_ANYWHERE - NETWORKED - NOT_NETWORKED)))
     acts = [_look(dice, dice.choice(runs))]
     return Schedule(seed, networked, tuple(runs), tuple(acts), (gone, other))
 
@@ -155,7 +164,7 @@ def _mixed(dice: random.Random, seed: int, networked: bool) -> Schedule:
     """
     first = sorted(MIXED_ONLY)[seed % len(MIXED_ONLY)]
     faults = [_fault(dice, first)]
-    allowed = set(FAULTS) - {first, "N22", "N23"} - (NOT_NETWORKED if networked else NETWORKED)
+    allowed = set(FAULTS) - ROLES_ONLY - {first, "N22", "N23"} - (NOT_NETWORKED if networked else NETWORKED)
     allowed -= UNSTEADY if first in UNSTEADY else set()
     if dice.random() < 0.7:
         faults.append(_fault(dice, dice.choice(sorted(allowed))))
@@ -175,6 +184,26 @@ def _mixed(dice: random.Random, seed: int, networked: bool) -> Schedule:
         acts.append(Act(round(meeting, 2), "clean", "", command=False))
         moment = round(meeting + dice.uniform(-0.3, 0.3), 2)
         acts.append(Act(moment, "requeue", dice.choice(runs[:2]).name, command=False))
+    return Schedule(seed, networked, tuple(runs), tuple(sorted(acts, key=lambda act: act.at)), tuple(faults))
+
+
+def _with_roles(dice: random.Random, seed: int, networked: bool) -> Schedule:
+    """Return a schedule of two runs with servers and one without, in most cases with a fault of a server."""
+    runs = [_run(dice, f"s{seed}-r{number}") for number in range(3)]
+    for number in range(2):
+        codes = dice.choice([(0,), (0,), (3,), (85, 0)])
+        servers = dice.choice(["beside", "apart"])
+        run = replace(runs[number], supervised=True, submitters=1, command=True, codes=codes, servers=servers)
+        runs[number] = replace(run, ticks=dice.randint(10, 60))
+    allowed = sorted(set(FAULTS) - NOT_ANYWHERE - (NOT_NETWORKED if networked else NETWORKED))
+    faults = [_fault(dice, "N27")] if dice.random() < 0.7 else []
+    faults.append(_fault(dice, dice.choice(allowed)))
+    acts = [_act(dice, run) for run in runs if dice.random() < 0.3]
+    acts += [_look(dice, dice.choice(runs))]
+    for run in runs[:2]:
+        if dice.random() < 0.5:
+            at = round(dice.uniform(4, 2 * HORIZON_S), 2)
+            acts.append(Act(at, f"scale {dice.randint(1, 3)}", run.name, command=True))
     return Schedule(seed, networked, tuple(runs), tuple(sorted(acts, key=lambda act: act.at)), tuple(faults))
 
 

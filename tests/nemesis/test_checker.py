@@ -10,7 +10,17 @@ import pytest
 from dtslurm.services.runs.run_evidence import NOT_STARTED_AGAIN
 from tests.nemesis.checker import check
 from tests.nemesis.history import Event, History, dump, load, of_bodies
-from tests.nemesis.schedule import DAEMONS, FAULTS, HORIZON_S, MIXED, MIXED_ONLY, UNSTEADY, make
+from tests.nemesis.schedule import (
+    DAEMONS,
+    FAULTS,
+    HORIZON_S,
+    MIXED,
+    MIXED_ONLY,
+    ROLES,
+    ROLES_ONLY,
+    UNSTEADY,
+    make,
+)
 
 
 def did(at: float, what: str, **values: Any) -> Event:
@@ -31,6 +41,12 @@ def body(at: float, what: str, attempt: int = 0, job: str = "7", **values: Any) 
     return Event(at, at, "body", what, "r", {"attempt": attempt, "job": job, **values})
 
 
+def server(at: float, what: str, instance: int, start: int = 0) -> Event:
+    return Event(at, at, "server", what, "r", {"instance": instance, "start": start, "job": "7"})
+
+
+WITH_SERVERS = [did(0.5, "plan", supervised=True, servers=2), did(1, "submit")]
+SERVED = [*WITH_SERVERS, server(1.5, "serve", 0), server(1.6, "serve", 1)]
 DONE = [body(2, "begin"), body(3, "commit"), body(4, "end", code=0)]
 FAILED = [body(2, "begin"), body(4, "end", code=3)]
 AGAIN = [
@@ -195,6 +211,17 @@ FINE |= {
     "not found by its id when it had left the queue": [
         *TRAINED, did(5, "cancel", known=False, in_queue=False), final("COMPLETED")
     ],
+    "a server that was restarted": [
+        *SERVED, *DONE, server(2.5, "alive", 0), server(3, "serve", 0, 1), server(3.3, "alive", 0, 1),
+        server(3.4, "alive", 1), final("COMPLETED"), server(101, "alive", 1),
+    ],
+    "a server that was scaled away before training": [
+        *SERVED[:-1], did(1.7, "scale"), *DONE, final("COMPLETED"),
+    ],
+    "a server on a node that was cut off": [
+        *SERVED, *DONE, Event(2, 9, "nemesis", "fault", "", {"kind": "N4"}), final("COMPLETED"),
+        server(120, "alive", 0),
+    ],
     "submitted to a node that is noted while the notes cannot be read": [
         did(1, "submit", **NOTED), *DONE, final("COMPLETED"),
         Event(0.5, 2, "nemesis", "fault", "", {"kind": "N9", "target": "full"}),
@@ -283,6 +310,16 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
         "lost",
         [did(1, "submit"), Event(2, 9, "nemesis", "fault", "", {"kind": "N25"}), final("FAILED", code=1)],
     ),
+    "began before a server": ("unserved", [*SERVED[:-1], *DONE, final("COMPLETED")]),
+    "a server of an earlier start": (
+        "doubled", [*SERVED, *DONE, server(3, "serve", 0, 1), server(3.2, "alive", 0), final("COMPLETED")],
+    ),
+    "a server that was given up": (
+        "gave up", [*SERVED, *DONE, final("COMPLETED"), did(5, "gave up", words="killed")],
+    ),
+    "a server after the end": (
+        "outlived", [*SERVED, *DONE, final("COMPLETED"), server(120, "alive", 0)],
+    ),
     "submitted to a node that is noted": (
         "bad node used", [did(1, "submit", **NOTED), *DONE, final("COMPLETED")],
     ),
@@ -317,7 +354,8 @@ def test_seed_always_gives_the_same_schedule() -> None:
 
 
 def test_schedules_contain_every_fault_within_limits() -> None:
-    plans = [make(seed) for seed in (*range(1, 701), *range(MIXED, MIXED + 300))]
+    seeds = (*range(1, 701), *range(MIXED, MIXED + 300), *range(ROLES, ROLES + 100))
+    plans = [make(seed) for seed in seeds]
     hit = {(fault.kind, fault.target) for plan in plans for fault in plan.faults}
     assert hit == {(kind, target) for kind, (targets, _) in FAULTS.items() for target in targets}
     for plan in plans:
@@ -325,5 +363,7 @@ def test_schedules_contain_every_fault_within_limits() -> None:
         assert plan.networked or "N4" not in kinds
         assert sum(kind in DAEMONS for kind in kinds) <= 1
         assert plan.seed < MIXED or sum(kind in UNSTEADY for kind in kinds) <= 1
-        assert bool(MIXED_ONLY.intersection(kinds)) == (plan.seed >= MIXED)
+        assert bool(MIXED_ONLY.intersection(kinds)) == (MIXED <= plan.seed < ROLES)
+        assert not ROLES_ONLY.intersection(kinds) or plan.seed >= ROLES
+        assert any(run.servers for run in plan.runs) == (plan.seed >= ROLES)
         assert all(0 <= fault.at < HORIZON_S for fault in plan.faults)

@@ -31,19 +31,25 @@ from dtslurm.services.runs.status import views
 from dtslurm.services.submit.prepare import prepare
 from dtslurm.services.submit.submit import submit
 from dtslurm.services.wiring.context import Context
+from dtslurm.store.rundir import RunDir
 from dtslurm.train import run_files
 from dtslurm.worker.delivery import reclaim
 from tests.nemesis.faults import START_PATIENCE_S, TRAINING_PATIENCE_S, Nemesis
 from tests.nemesis.history import Event, History, of_bodies
-from tests.nemesis.schedule import EPOCHS, HORIZON_S, Act, Run, Schedule
+from tests.nemesis.schedule import EPOCHS, HORIZON_S, SERVERS, Act, Run, Schedule
 from tests.nemesis.site import Site
 
 ROOT = Path(__file__).parents[2]
 BODY = Path(__file__).with_name("body.py")
 TRAINING = Path(__file__).with_name("training.py")
+SERVER = Path(__file__).with_name("server.py")
+SERVERS_END_S = (
+    12.0  # for the servers of an ended run: Slurm kills them after KillWait, the supervisor sooner
+)
 PATIENCE_S = 180.0  # for all runs to be over, once all is mended
 _INTERRUPTED = 130  # exit code
 _NOTED_AFTER_S = 2.0  # a supervisor writes its event before its note
+ALIVE_S = 0.3  # between the signs of life of a server
 STUCK_S = 45.0  # a job that does nothing for so long, its daemon killed, is ended by hand
 
 
@@ -65,12 +71,14 @@ class Workload:
         self.folder.mkdir()
         shutil.copy(BODY, self.folder)
         shutil.copy(TRAINING, self.folder)
+        shutil.copy(SERVER, self.folder)
         os.environ["RUN_FILES"] = str(Path(run_files.__file__).absolute())
         clean.LEAST_AGE_S, reclaim.LATE = 1.0, 2.0
         begin = time.time()
         plan = self.schedule
         for run in plan.runs:
-            self.history.add("owner", "plan", run.name, supervised=run.supervised)
+            servers = SERVERS if run.servers else 0
+            self.history.add("owner", "plan", run.name, supervised=run.supervised, servers=servers)
         watchers = [threading.Thread(target=self._watch, args=(number,)) for number in range(2)]
         for thread in watchers:
             thread.start()
@@ -88,6 +96,7 @@ class Workload:
             for thread in watchers:
                 thread.join()
         self._final()
+        self._wait_for_servers()
         for trained in [event for event in of_bodies(self.bodies) if event.what == "trained"]:
             self.history.add("owner", "undisturbed", trained.run, digest=undisturbed_digest())
         return self.history.events(*of_bodies(self.bodies))
@@ -132,8 +141,8 @@ class Workload:
             options += [] if run.check else ["--no-check"]
             options += [word for variable in self._variables() for word in ("--env", variable)]
             request = self._request(run)
-            words = ["submit", *options, "body.py", *request.args]
-            self._command("submit", run.name, words, earlier=run.earlier)
+            script = [self._write_job_file(run)] if run.servers else ["body.py", *request.args]
+            self._command("submit", run.name, ["submit", *options, *script], earlier=run.earlier)
             return
         try:
             context = self.context()
@@ -149,6 +158,19 @@ class Workload:
             self.history.add("api", "submit", run.name, since=since, result="refused", words=error.message)
         except Exception as error:  # noqa: BLE001 (a fault of the library: told with the schedule)
             self.errors.append(f"submit {run.name}: {error!r} {traceback.format_exc()[-1500:]}")
+
+    def _write_job_file(self, run: Run) -> str:
+        """Write the job file of a run with servers, and return its name."""
+        server = {
+            "command": [sys.executable, "server.py", "${port.http}", str(self.bodies), run.name],
+            "instances": SERVERS,
+            "ready": {"http": "/", "within": "2m", "silence": "6s"},
+            **({"on": "trainer"} if run.servers == "beside" else {"nodes": 1}),
+        }
+        trainer = {"script": "body.py", "args": list(self._request(run).args)}
+        path = self.folder / f"{run.name}.yaml"
+        path.write_text("roles: " + json.dumps({"trainer": trainer, "server": server}))
+        return path.name
 
     def _wait_for_bad_node(self) -> None:
         end = time.time() + START_PATIENCE_S
@@ -173,10 +195,14 @@ class Workload:
         elif one.verb in {"cancel", "requeue"} and not (one.command or one.earlier):
             self._in_process(one)
         else:
-            words = {"follow": ["logs", "--follow", one.run]}.get(one.verb, [one.verb, one.run])
+            verb, _, count = one.verb.partition(" ")
+            words = {
+                "follow": ["logs", "--follow", one.run],
+                "scale": ["scale", one.run, f"server={count}"],
+            }.get(verb, [verb, one.run])
             words += ["--json"] if one.verb == "status" else []
             limit = 6 if one.verb == "follow" else 60
-            self._command(one.verb, one.run, words, limit=limit, earlier=one.earlier)
+            self._command(verb, one.run, words, limit=limit, earlier=one.earlier)
 
     def _in_process(self, one: Act) -> None:
         since = time.time()
@@ -395,6 +421,18 @@ class Workload:
             except JobNotFound:
                 continue
             self._see("final", "final", view.record, view.statuses[0], since)
+            for event in RunDir(Path(view.record.run_dir)).events():
+                if event["event"] == "role_failed":
+                    self.history.add("final", "gave up", run.name, words=event.get("summary"))
+
+    def _wait_for_servers(self) -> None:
+        """Wait until no server is alive any more, but no longer than servers may outlive their run."""
+        end = time.time() + SERVERS_END_S
+        while time.time() < end:
+            alive = [event.at for event in of_bodies(self.bodies) if event.what == "alive"]
+            if not alive or time.time() - max(alive) > 4 * ALIVE_S:
+                return
+            time.sleep(ALIVE_S)
 
 
 @functools.cache
