@@ -15,6 +15,7 @@ from dtslurm.remote import answers
 from dtslurm.worker.logtail.files import CHECKED
 
 _TASK = re.compile(r"[0-9]{1,9}")
+_ROLE = re.compile(rf"(?:{_TASK.pattern}/)?(?:{NAME.pattern})")
 LONGEST_LINE = 1 << 16  # in bytes; longer lines are split, so that memory use stays bounded
 
 
@@ -27,7 +28,7 @@ class LogFile:
             ``metrics``.
         number: the number of the rank, the node, or the instance of a role.
         attempt: the attempt, or the start of an instance of a role.
-        task: the array task; the name of the role for the output of a role.
+        task: the array task. For the output of a role, the name of the role, in an array after ``TASK/``.
     """
 
     kind: str
@@ -46,7 +47,7 @@ class LogFile:
         if kind not in ("batch", "node", "rank", "role", "events", "metrics"):
             raise protocol_error(f"a file of an unknown kind: {values}"[:200])
         number, attempt = (answers.read_whole(values, key, SENDER) for key in ("number", "attempt"))
-        pattern = NAME if kind == "role" else _TASK
+        pattern = _ROLE if kind == "role" else _TASK
         if not ((task is None and kind != "role") or (isinstance(task, str) and pattern.fullmatch(task))):
             raise protocol_error(f"a file of no task: {values}"[:200])
         return cls(kind, number, attempt, task)

@@ -312,6 +312,25 @@ def test_evaluator_evaluates_each_checkpoint_once_and_the_last_one_after_the_tra
     assert f"evaluated 4 {run.path}/checkpoints/step-4" in log
 
 
+@WITHOUT_SSH
+def test_each_task_of_an_array_has_its_own_servers(cli: Cli) -> None:
+    cli.script("import sys\nprint('servers', *sys.argv[1:])\n", "quick.py")
+    job_file = write_job(cli, "wait.py", WAITER)
+    text = (cli.folder / job_file).read_text().replace("script: wait.py", "script: quick.py")
+    job, run = start(cli, "-a", "0-1", cli.script(text, job_file))
+    assert {item["state"] for item in cli.wait_for_end(job)["statuses"]} == {"COMPLETED"}
+    urls = {line.split()[-1] for line in cli("logs", job).stdout.splitlines() if "] servers " in line}
+    assert len(urls) == 2
+    lines = cli("logs", "--role", "rollout", job).stdout.splitlines()
+    begins = sorted(line.rpartition(" ")[0] for line in lines)
+    assert begins == [
+        f"[{task}/rollout/{number}] generator {number} on port" for task in (0, 1) for number in (0, 1)
+    ]
+    one = cli("logs", "--role", "rollout", f"{job}_1").stdout.splitlines()
+    assert sorted(one) == sorted(line for line in lines if line.startswith("[1/"))
+    assert [len(task.events()) > 0 for task in run.tasks().values()] == [True, True]
+
+
 @ON_SLURM
 def test_requeued_run_starts_its_roles_again(cli: Cli) -> None:
     job, run = start(cli, write_job(cli, "wait.py", WAITER), "--requeue")

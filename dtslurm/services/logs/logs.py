@@ -62,17 +62,14 @@ class LogFilter:
         kinds = {"rank"}
         if self.ranks is None and self.nodes is None:
             kinds |= {"batch", "node"}
-        run_dir, is_array, task = record.run_dir, record.array is not None, self.task
         if self.roles is not None:
             kinds = {"role"}
-            if is_array and task is not None:
-                run_dir, is_array, task = f"{run_dir}/tasks/{task}", False, None
         if follow:
             kinds |= {"events", "metrics"}
         return LogRequest(
-            run_dir=run_dir,
-            array=is_array,
-            task=task,
+            run_dir=record.run_dir,
+            array=record.array is not None,
+            task=self.task,
             kinds=frozenset(kinds),
             roles=self.roles,
             ranks=self.ranks,

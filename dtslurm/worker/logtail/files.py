@@ -292,7 +292,7 @@ class Finder:
         self.network = on_network(request.run)
         self.top = WatchedFolder(os.path.join(request.run, "logs"))
         self.tasks = WatchedFolder(os.path.join(request.run, "tasks"))
-        self.instances = WatchedFolder(os.path.join(request.run, "roles"))
+        self.instances: Dict[Optional[str], WatchedFolder] = {}
         self.roles: Dict[str, AttemptsFolder] = {}
         self.places: Dict[Optional[str], AttemptsFolder] = {}
         self.logs: Dict[str, GrowingFile] = {}
@@ -300,7 +300,12 @@ class Finder:
         self.node_logs: Dict[str, NodeLog] = {}
         self.has_mixed_ranks = False
         if not request.array:
-            self.places[None] = self.place(request.run, None)
+            self.watch(request.run, None)
+
+    def watch(self, folder: str, task: Optional[str]) -> None:
+        """Start watching the folder of the run, or of an array task."""
+        self.places[task] = self.place(folder, task)
+        self.instances[task] = WatchedFolder(os.path.join(folder, "roles"))
 
     def place(self, folder: str, task: Optional[str]) -> AttemptsFolder:
         """Return a new `AttemptsFolder`."""
@@ -309,7 +314,7 @@ class Finder:
 
     def look_again(self) -> None:
         """Force the next scan to list every folder."""
-        for folder in [self.top, self.tasks, self.instances]:
+        for folder in [self.top, self.tasks, *self.instances.values()]:
             folder.racy = True
         for attempts_folder in [*self.places.values(), *self.roles.values()]:
             for folder in [attempts_folder.logs, *attempts_folder.attempts.values()]:
@@ -322,7 +327,7 @@ class Finder:
         if self.request.array and self.tasks.changed(now, max_age):
             for task in sorted(filter(str.isdigit, self.tasks.found), key=int):
                 if task not in self.places and self.request.task in (None, task):
-                    self.places[task] = self.place(os.path.join(self.tasks.path, task), task)
+                    self.watch(os.path.join(self.tasks.path, task), task)
         if "role" in self.request.kinds:
             new_logs += self.role_logs(now, max_age)
         if "batch" in self.request.kinds and self.top.changed(now, max_age):
@@ -371,13 +376,16 @@ class Finder:
 
     def role_logs(self, now: float, max_age: float) -> Iterator[GrowingFile]:
         """Yield new logs of the instances of roles, one for each start of an instance."""
-        if self.instances.changed(now, max_age):
-            for name in sorted(self.instances.found):
-                match = INSTANCE_NAME.fullmatch(name)
-                if match and name not in self.roles and self.is_selected_role(match.group(1)):
-                    self.roles[name] = self.place(os.path.join(self.instances.path, name), match.group(1))
-        for name, folder in self.roles.items():
-            number = int(name.rpartition("-")[2])
+        for task, instances in self.instances.items():
+            if not instances.changed(now, max_age):
+                continue
+            for name in sorted(instances.found):
+                match, path = INSTANCE_NAME.fullmatch(name), os.path.join(instances.path, name)
+                if match and path not in self.roles and self.is_selected_role(match.group(1)):
+                    role = match.group(1) if task is None else "{}/{}".format(task, match.group(1))
+                    self.roles[path] = self.place(path, role)
+        for folder in self.roles.values():
+            number = int(folder.folder.rpartition("-")[2])
             if folder.logs.changed(now, max_age):
                 self.find_attempts(folder)
             for start, start_folder in folder.attempts.items():
