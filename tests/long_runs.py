@@ -40,6 +40,10 @@ The schedules from seed 2000 on contain a fault of N21 to N26. In some of them a
 with a worker process. Some of their clients are of an earlier version of dtslurm, and share the run root with
 the others. `clean` and `requeue` act at the same moment.
 
+The schedules from seed 3000 on contain runs with roles, N27, and clients that scale a role. Training must
+begin after all its servers have served; no instance may be alive twice, and no server after its run; one lost
+server must not end a run. They are not part of the table below.
+
 `make nemesis NEMESIS_ARGS='--seed 7'` repeats a schedule. The events are the same, but their interleaving
 can differ.
 
@@ -72,6 +76,7 @@ NEMESES = {
     "N24": "health check of a node fails, and a run is submitted later",
     "N25": "jobs cannot create symbolic links after they have claimed their run",
     "N26": "home of the clients full or read-only",
+    "N27": "server of a run with roles killed, or stopped for up to 20 s",
 }
 SOAK = """
 ## Soak

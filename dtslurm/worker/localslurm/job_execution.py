@@ -90,14 +90,24 @@ class JobExecution(object):
         return srun_pids
 
     def _processes(self) -> Dict[str, Set[int]]:
-        """Return the job's processes by kind: ``steps`` (tasks), ``srun`` programs, ``batch`` (the rest)."""
+        """Return the job's processes by kind.
+
+        The kinds are ``steps`` (tasks), ``srun`` programs, those of them that are ``starting`` (without a
+        task yet), and ``batch`` (the rest).
+        """
         parent_by_pid = process.parents()
         all_pids = process.descendants([os.getpid()], parent_by_pid)
         srun_pids = self._srun_pids() & all_pids
         task_pids = process.descendants(srun_pids, parent_by_pid)
         task_pids |= {pid for pid in all_pids - task_pids - srun_pids if process.in_step(pid)}
         task_pids |= process.descendants(task_pids, parent_by_pid)
-        return {"steps": task_pids, "srun": srun_pids - task_pids, "batch": all_pids - task_pids - srun_pids}
+        parent_pids = {parent_by_pid.get(pid) for pid in task_pids}
+        return {
+            "steps": task_pids,
+            "srun": srun_pids - task_pids,
+            "starting": srun_pids - task_pids - parent_pids,
+            "batch": all_pids - task_pids - srun_pids,
+        }
 
     # ---- ending ----
 
@@ -117,9 +127,7 @@ class JobExecution(object):
         pids = self._processes()
         # srun keeps running to collect the exits of its tasks; it would forward the same signal a second
         # time. An srun whose tasks have not started yet forwards it to them.
-        parent_by_pid = process.parents()
-        starting = {pid for pid in pids["srun"] if not process.descendants([pid], parent_by_pid)}
-        process.end(pids["steps"] | pids["batch"] | starting)
+        process.end(pids["steps"] | pids["batch"] | pids["starting"])
         self.kill_at = time.monotonic() + self.record["kill_wait"]
 
     def _drain(self) -> None:
