@@ -243,7 +243,8 @@ class DtslurmJob(core.Job[core.R]):
         """Return the output of the rank over all attempts of the job, None before the first attempt."""
         rank, task_id = self.paths.task_id or 0, self.job_id.partition("_")[2]
         assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
-        if not self.record.mirror and self.paths.result_pickle.exists():
+        has_ended = self.record.mirror or self.watcher.is_done(self.job_id, mode="cache")
+        if not has_ended and self.paths.result_pickle.exists():
             functions.wait_for_rank_end(self.record, task_id, rank)
         # With stderr_to_stdout there is no .out file, and the log contains both streams.
         for stream in ("out", "log") if name == "stdout" else ("err",):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,22 @@ def test_submit_refuses_a_job_file_in_python(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "job.yaml").write_text("script: train.py\n")
     with pytest.raises(RequestInvalid, match="is a job file: submit it with dtslurm submit"):
         dtslurm.submit("job.yaml", cluster="local")
+
+
+def test_output_of_a_rank_without_an_end_is_waited_for_only_while_its_run_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(functions, "LAST_OUTPUT_S", 3600.0)
+
+    def remove_the_run(seconds: float) -> None:
+        pauses.append(seconds)
+        (tmp_path / "logs" / "0").rmdir()
+
+    monkeypatch.setattr(time, "sleep", remove_the_run)
+    (tmp_path / "logs" / "0").mkdir(parents=True)
+    record = JobRecord(
+        token="a", cluster="local", name="x", run_dir=str(tmp_path), phase="submitted", created_at=1
+    )
+    functions.wait_for_rank_end(record, "", 0)
+    assert len(pauses) == 1

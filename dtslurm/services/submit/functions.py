@@ -239,12 +239,13 @@ def fetch_result(context: Context, record: JobRecord, name: str, folder: Path) -
 def wait_for_rank_end(record: JobRecord, task: str, rank: int) -> None:
     """Wait until a rank that has written its result has also ended, so that its output is complete.
 
-    The wait ends after LAST_OUTPUT_S: a node may be lost between the two.
+    The wait ends after LAST_OUTPUT_S, because a node may be lost between the two, and if the run directory
+    has been removed.
     """
     run = RunDir(Path(record.folder) / (f"tasks/{task}/" if task else ""))
     deadline = time.monotonic() + LAST_OUTPUT_S
-    while time.monotonic() < deadline:
-        ranks = [item for attempt in run.attempts()[-1:] for item in run.ranks(attempt)]
+    while time.monotonic() < deadline and (attempts := run.attempts()):
+        ranks = run.ranks(attempts[-1])
         if any(item.rank == rank and item.exit_code is not None for item in ranks):
             return
         time.sleep(0.05)
