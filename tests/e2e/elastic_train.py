@@ -42,6 +42,14 @@ def fault() -> None:
         time.sleep(1)  # and go on at the same step, until a peer is gone
 
 
+def wait_for_failure_record() -> None:
+    """Wait until the rank that ended with a code of its own is recorded, so that this is not the first."""
+    records = Path(os.environ["DTSLURM_RUN_DIR"], "ranks", os.environ["DTSLURM_ATTEMPT"])
+    end = time.monotonic() + 60
+    while kind == "codes" and not list(records.glob("*.failure")) and time.monotonic() < end:
+        time.sleep(0.05)
+
+
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 net = torch.nn.Linear(8, 1)
@@ -67,8 +75,8 @@ while step < STEPS:
     try:
         loss = torch.nn.functional.mse_loss(model(inputs), inputs.sum(dim=1, keepdim=True))
         loss.backward()
-    except RuntimeError:  # a peer has failed: its record of this comes first
-        time.sleep(3)
+    except RuntimeError:  # a peer has failed
+        wait_for_failure_record()
         raise
     optimizer.step()
     print(f"step {step} loss {loss.item():.6f}", flush=True)

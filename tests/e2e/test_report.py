@@ -23,9 +23,7 @@ if rank == 0:
 print("epoch 1 </pre></script><script>document.body.dataset.owned = 1</script>", flush=True)
 while not (os.path.exists(os.environ["DTSLURM_METRICS"]) and os.path.getsize(os.environ["DTSLURM_METRICS"])):
     time.sleep(0.05)  # rank 0 writes them all at once
-if rank == 0:
-    time.sleep(1)
-else:
+if rank == 1:
     raise ValueError("</pre></script><script>document.body.dataset.owned = 1</script>")
 """
 

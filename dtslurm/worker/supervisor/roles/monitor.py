@@ -371,7 +371,7 @@ class RoleMonitor:
             name = state.get("name")
             for values in state.get("instances") or []:
                 number = whole_number(values.get("instance"))
-                if name not in self.instances or number is None or not 0 <= number < 10000:
+                if name not in self.instances or number is None or not 0 <= number < MAX_INSTANCES:
                     continue
                 while len(self.instances[name]) <= number:
                     self._add_instance(self._roles[name])
