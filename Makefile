@@ -16,7 +16,7 @@
 # make test-release  a release in clean environments: every Python here, uv, pipx; SBOM, licences, audit
 # make fuzz   an hour of coverage-guided fuzzing of every parser; FUZZ_ARGS='--seconds 60 frames'
 # make nemesis  500 random schedules of faults on a real Slurm, some hours; NEMESIS_ARGS='--seed 7'
-#               NEMESIS_ARGS='--seeds 3000-3199' are schedules of runs with roles
+#               NEMESIS_ARGS='--seeds 3000-3199' are schedules of runs with roles, from 4000 on of job arrays
 # make soak   an hour of compressed life on a cluster, and what leaks of it; SOAK_ARGS='--seconds 60'
 
 VENV ?= .venv

@@ -44,6 +44,9 @@ The schedules from seed 3000 on contain runs with roles, N27, and clients that s
 begin after all its servers have served; no instance may be alive twice, and no server after its run; one lost
 server must not end a run. They are not part of the table below.
 
+The schedules from seed 4000 on contain job arrays of three to eight tasks, most of them with preemptions.
+Each task is judged as a run of its own.
+
 `make nemesis NEMESIS_ARGS='--seed 7'` repeats a schedule. The events are the same, but their interleaving
 can differ.
 
@@ -74,7 +77,7 @@ NEMESES = {
     "N22": "run directory moved away and back; a client lists the jobs or cancels the job by its id",
     "N23": "record of a run of a later version for some seconds; the client acts as for N22",
     "N24": "health check of a node fails, and a run is submitted later",
-    "N25": "jobs cannot create symbolic links after they have claimed their run",
+    "N25": "jobs cannot create symbolic links, which they claim their runs with",
     "N26": "home of the clients full or read-only",
     "N27": "server of a run with roles killed, or stopped for up to 20 s",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -35,15 +36,16 @@ NOT_RUN = {
 
 def string_literals(tree: ast.AST) -> Iterator[str]:
     """Yield the string literals of a module except docstrings; replacement fields become ``{x}``."""
-    held = {id(value) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for value in node.values}
+    nodes = list(ast.walk(tree))
+    held = {id(value) for node in nodes if isinstance(node, ast.JoinedStr) for value in node.values}
     held |= {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in held:
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -54,13 +56,17 @@ def string_literals(tree: ast.AST) -> Iterator[str]:
             )
 
 
+@cache
 def recommended_commands() -> list[str]:
     """Return the text after ``dtslurm`` in each message, up to the end of the clause."""
+    programs = [
+        path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "examples.py"
+    ]  # by test_help
     texts = [
         text
-        for path in PACKAGE.rglob("*.py")
-        if path.name != "examples.py"  # test_help.py runs those
-        for text in string_literals(ast.parse(path.read_text()))
+        for program in programs
+        if "dtslurm " in program  # a syntax tree of every module takes seconds
+        for text in string_literals(ast.parse(program))
     ]
     for item in signatures.load(PACKAGE, {}):
         texts += [item.summary, item.advice]

@@ -1,4 +1,6 @@
-"""``python -m tests.mutation [--sample N] [--seed S] [PACKAGE]...``: mutation tests of some packages.
+"""``python -m tests.mutation [--sample N] [--seed S] [--lanes N] [PACKAGE]...``: tests of mutants.
+
+Small changes are made to some packages, and their tests must fail.
 
 The packages are those whose tests start few processes: slurm, render and worker; by default all. cosmic-ray
 lists the mutants of a package, N of them are drawn by the seed, and the tests run on each in a copy of the
@@ -18,8 +20,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from functools import cache
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -124,51 +126,38 @@ def _imports_any(path: Path, modules: list[Path]) -> bool:
     return re.search(imported, path.read_text(), re.MULTILINE) is not None
 
 
-def check_mutants(package: str, sample: list[Any]) -> Iterator[dict[str, Any]]:
-    """Yield the outcome of each mutant of a sample."""
+def check_mutant(package: str, mutant: Any) -> dict[str, Any]:
+    """Return the outcome of a mutant, tested in this process's copy of the checkout."""
     from cosmic_ray.mutating import mutate_and_test
 
-    for number, mutant in enumerate(sample, 1):
-        tests = find_tests(package, mutant.module_path)
-        row = {
-            "module": str(mutant.module_path),
-            "line": mutant.start_pos[0],
-            "operator": mutant.operator_name,
-        }
-        if not tests:
-            yield {**row, "outcome": "no test of its own", "diff": ""}
-            continue
-        words = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-xq",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "not slurm and not slow",
-        ]
-        result = mutate_and_test([mutant], shlex.join([*words, *tests]), TIME_LIMIT_S)
-        outcome = str(result.test_outcome.value if result.test_outcome else result.worker_outcome.value)
-        print(
-            f"{package} {number}/{len(sample)} {mutant.module_path}:{mutant.start_pos[0]} {outcome}",
-            flush=True,
-        )
-        lines = (result.diff or "").splitlines()
-        changed = [line for line in lines if line[:1] in "+-" and line[:3] not in {"+++", "---"}]
-        yield {**row, "outcome": outcome, "diff": "\n".join(changed)}
+    tests = find_tests(package, mutant.module_path)
+    row = {
+        "module": str(mutant.module_path),
+        "line": mutant.start_pos[0],
+        "operator": mutant.operator_name,
+    }
+    if not tests:
+        return {**row, "outcome": "no test of its own", "diff": ""}
+    words = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider", "-m", "not slurm and not slow"]
+    result = mutate_and_test([mutant], shlex.join([*words, *tests]), TIME_LIMIT_S)
+    outcome = str(result.test_outcome.value if result.test_outcome else result.worker_outcome.value)
+    print(f"{package} {mutant.module_path}:{mutant.start_pos[0]} {outcome}", flush=True)
+    lines = (result.diff or "").splitlines()
+    changed = [line for line in lines if line[:1] in "+-" and line[:3] not in {"+++", "---"}]
+    return {**row, "outcome": outcome, "diff": "\n".join(changed)}
 
 
-def copy_checkout(folder: Path) -> Path:
-    """Return a copy of the checkout, so that no mutant is ever in the user's own files."""
+def enter_copy(folder: Path) -> None:
+    """Work in a copy of the checkout, so that no mutant is ever in the user's own files or another lane's."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    tree = folder / "tree"
+    tree = Path(tempfile.mkdtemp(dir=folder))
     for name in filter(None, names.split("\0")):
         if (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name)
-    return tree
+    os.chdir(tree)
+    os.environ |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def main() -> int:
@@ -177,19 +166,21 @@ def main() -> int:
     parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=", ".join(PACKAGES))
     parser.add_argument("--sample", type=int, default=100, metavar="N")
     parser.add_argument("--seed", type=int, default=1, metavar="S")
+    parser.add_argument("--lanes", type=int, default=2, metavar="N", help="mutants tested at the same time")
     arguments = parser.parse_args()
     packages = arguments.packages or list(PACKAGES)
     if unknown := sorted(set(packages) - set(PACKAGES)):
         parser.error(f"no package {', '.join(unknown)}; there are: {', '.join(PACKAGES)}")
     scores = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     with tempfile.TemporaryDirectory(prefix="dtslurm-mutation-") as name:
-        tree = copy_checkout(Path(name))
-        os.chdir(tree)
-        os.environ |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+        enter_copy(Path(name))
         for package in packages:
             mutants = list_mutants(Path(name), package)
             sample = random.Random(arguments.seed).sample(mutants, min(arguments.sample, len(mutants)))
-            rows = list(check_mutants(package, sample))
+            with ProcessPoolExecutor(
+                arguments.lanes, initializer=enter_copy, initargs=(Path(name),)
+            ) as lanes:
+                rows = list(lanes.map(partial(check_mutant, package), sample))
             survivors = [row for row in rows if row["outcome"] in {"survived", "no test of its own"}]
             detected = len(rows) - len(survivors)
             scores[package] = {

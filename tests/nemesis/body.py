@@ -33,6 +33,8 @@ def append_event(history: str, what: str, run: str, attempt: int, **values: obje
 def main() -> int:
     os.environ.pop("CLOCK_SKEW", None)  # by one clock only the history can be judged
     history, run, ticks, *codes = sys.argv[1:]
+    if "SLURM_ARRAY_TASK_ID" in os.environ:  # each task is a run of its own in the history
+        run = f"{run}[{os.environ['SLURM_ARRAY_TASK_ID']}]"
     files = library(os.environ["RUN_FILES"]).RunFiles.of()  # type: ignore[attr-defined]
 
     def tell(what: str, **values: object) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dtslurm.services.runs.run_evidence import NOT_STARTED_AGAIN
 from dtslurm.worker.supervisor.restart_policy import IN_CIRCLES, WITHOUT_PROGRESS
-from tests.nemesis.history import Event
+from tests.nemesis.history import Event, name_task, run_of
 from tests.nemesis.schedule import NODES
 
 _SCRIPT_S = 2.0  # between the end of training and that of the script
@@ -35,11 +35,21 @@ class Violation(NamedTuple):
 def check(events: Sequence[Event]) -> list[Violation]:
     """Return everything in a history that must not happen."""
     result: list[Violation] = []
-    for run in sorted({event.run for event in events if event.run}):
-        own = [event for event in events if event.run == run or event.what == "fault"]
+    for run in _list_runs(events):
+        own = [event for event in events if event.run in {run, run_of(run)} or event.what == "fault"]
         for judge in (_lost, _doubled, _stale, _revived, _cleaned, _false, *_OTHERS):
             result += judge(run, own)
     return result
+
+
+def _list_runs(events: Sequence[Event]) -> list[str]:
+    """Return the names of all runs, and of all tasks of those that are job arrays."""
+    names = {event.run for event in events if event.run}
+    for plan in _of(events, "plan"):
+        if plan.get("tasks"):
+            names.discard(plan.run)
+            names.update(name_task(plan.run, task) for task in range(plan.get("tasks")))
+    return sorted(names)
 
 
 def _of(events: Sequence[Event], what: str) -> list[Event]:

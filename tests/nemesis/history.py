@@ -24,8 +24,9 @@ class Event:
             ``final``, ``undisturbed`` (the training of the comparison); ``begin``, ``restored``, ``saved``,
             ``commit``, ``trained``, ``end``; ``serve``, ``alive``, ``gave up``; ``fault``, ``created`` (a
             directory in the place of one that was moved).
-        run: the run's name, empty where it is about none.
-        values: whether a planned run is ``supervised``, and how many ``servers`` it has; ``result`` of what a
+        run: the run's name, empty where it is about none; of a task of a job array as `name_task` says.
+        values: whether a planned run is ``supervised``, how many ``servers`` it has, and how many ``tasks``
+            if it is a job array; ``result`` of what a
             client did (ok, refused, unknown, killed); ``state``, ``terminal``, ``code`` and ``source`` of
             what it saw; ``attempt``, ``job``, ``code`` of a body; ``instance``, ``start`` and ``job`` of a
             server.
@@ -41,6 +42,16 @@ class Event:
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value."""
         return self.values.get(key, default)
+
+
+def name_task(run: str, task: int) -> str:
+    """Return the name of a task of a run that is a job array."""
+    return f"{run}[{task}]"
+
+
+def run_of(name: str) -> str:
+    """Return the name of the run that a task belongs to, or of the run itself."""
+    return name.partition("[")[0]
 
 
 class History:

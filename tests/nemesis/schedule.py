@@ -12,6 +12,7 @@ HORIZON_S = 7.0  # nothing is begun later
 SPLIT = 1000  # from this seed on: long runs, on nodes that Slurm gives up while they work
 MIXED = 2000  # from this seed on: real training, runs submitted later, clients of an earlier version
 ROLES = 3000  # from this seed on: runs with servers beside their training
+ARRAYS = 4000  # from this seed on: runs that are job arrays
 SERVERS = 2  # of a run with roles
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel")
 
@@ -84,6 +85,7 @@ class Run:
     kill_step: int = 0  # the first attempt of training kills itself after this step
     earlier: bool = False  # submitted by an earlier version
     servers: str = ""  # where the run has servers: "beside" its ranks, or "apart" on a node of their own
+    tasks: int = 0  # of a job array; 0 if the run is none
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ def make(seed: int) -> Schedule:
     """Return the schedule of a seed."""
     dice = random.Random(seed)
     networked = seed % 4 == 3
+    if seed >= ARRAYS:
+        return _with_arrays(dice, seed, networked)
     if seed >= ROLES:
         return _with_roles(dice, seed, networked)
     if seed >= MIXED:
@@ -204,6 +208,20 @@ def _with_roles(dice: random.Random, seed: int, networked: bool) -> Schedule:
         if dice.random() < 0.5:
             at = round(dice.uniform(4, 2 * HORIZON_S), 2)
             acts.append(Act(at, f"scale {dice.randint(1, 3)}", run.name, command=True))
+    return Schedule(seed, networked, tuple(runs), tuple(sorted(acts, key=lambda act: act.at)), tuple(faults))
+
+
+def _with_arrays(dice: random.Random, seed: int, networked: bool) -> Schedule:
+    """Return a schedule of one or two job arrays and another run, in most cases with a preemption."""
+    runs = [_run(dice, f"s{seed}-r{number}") for number in range(3)]
+    for number in range(dice.randint(1, 2)):
+        run = replace(runs[number], tasks=dice.randint(3, 8), ticks=dice.randint(5, 40))
+        runs[number] = replace(run, submitters=1)
+    allowed = sorted(set(FAULTS) - NOT_ANYWHERE - (NOT_NETWORKED if networked else NETWORKED))
+    faults = [_fault(dice, "N13")] if dice.random() < 0.7 else []
+    faults.append(_fault(dice, dice.choice(allowed)))
+    acts = [_act(dice, run) for run in runs if dice.random() < 0.3]
+    acts += [_look(dice, dice.choice(runs))]
     return Schedule(seed, networked, tuple(runs), tuple(sorted(acts, key=lambda act: act.at)), tuple(faults))
 
 

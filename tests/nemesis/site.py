@@ -38,6 +38,13 @@ case $way in
 esac
 exec "${real[@]}" "$@"
 """
+# What it prints becomes the environment of each batch script and each task of a step. The scripts of earlier
+# versions do not outlive what these do; they get the variables later, as options.
+TASK_PROLOG = """\
+#!/bin/sh
+grep -qxF "$SLURM_JOB_NAME" FOLDER/earlier-runs || cat FOLDER/task-environment
+exit 0
+"""
 
 
 class Site:
@@ -79,6 +86,17 @@ class Site:
     def _remount_home(self, mode: str) -> int:
         words = ["mount", "-o", f"remount,{mode}", str(self.home)]
         return subprocess.run(words, capture_output=True, check=False).returncode
+
+    def prepare_jobs(self, faults: Sequence[Fault], earlier_runs: Sequence[str]) -> None:
+        """Let faults reach the processes of all jobs from the first line of their scripts.
+
+        Args:
+            faults: the faults of a schedule.
+            earlier_runs: the names of runs that an earlier version submits, whose scripts are spared.
+        """
+        lines = [f"export {variable}\n" for variable in self.job_variables(faults)]
+        (self.root / "task-environment").write_text("".join(lines))
+        (self.root / "earlier-runs").write_text("".join(f"{name}\n" for name in earlier_runs))
 
     def job_variables(self, faults: Sequence[Fault]) -> tuple[str, ...]:
         """Return the variables that let faults reach the processes of a job."""
@@ -191,8 +209,12 @@ def _conf(root: Path) -> list[str]:
     prolog = root / "prolog"
     prolog.write_text(f"#!/bin/sh\n[ ! -e {root}/prolog-fails ]\n")
     prolog.chmod(0o755)
+    task_prolog = root / "task-prolog"
+    task_prolog.write_text(TASK_PROLOG.replace("FOLDER", str(root)))
+    task_prolog.chmod(0o755)
     return [
         f"Prolog={prolog}",
+        f"TaskProlog={task_prolog}",
         "MessageTimeout=4",
         "SlurmdTimeout=6",
         "KillWait=2",

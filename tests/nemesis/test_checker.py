@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from dtslurm.services.runs.run_evidence import NOT_STARTED_AGAIN
 from tests.nemesis.checker import check
-from tests.nemesis.history import Event, History, dump, load, of_bodies
+from tests.nemesis.history import Event, History, dump, load, name_task, of_bodies
 from tests.nemesis.schedule import (
+    ARRAYS,
     DAEMONS,
     FAULTS,
     HORIZON_S,
@@ -45,6 +47,10 @@ def server(at: float, what: str, instance: int, start: int = 0) -> Event:
     return Event(at, at, "server", what, "r", {"instance": instance, "start": start, "job": "7"})
 
 
+def of_task(task: int, *events: Event) -> list[Event]:
+    return [replace(event, run=name_task("r", task)) for event in events]
+
+
 WITH_SERVERS = [did(0.5, "plan", supervised=True, servers=2), did(1, "submit")]
 SERVED = [*WITH_SERVERS, server(1.5, "serve", 0), server(1.6, "serve", 1)]
 DONE = [body(2, "begin"), body(3, "commit"), body(4, "end", code=0)]
@@ -62,6 +68,7 @@ def planned(*, supervised: bool) -> Event:
     return Event(0, 0, "owner", "plan", "r", {"supervised": supervised})
 
 
+TWO_TASKS = [did(0.5, "plan", supervised=True, tasks=2), did(1, "submit")]
 IN_CIRCLES = [
     did(1, "submit"),
     *(event for n in range(3) for event in (body(2 + n, "begin", n), body(2.5 + n, "end", n, code=3))),
@@ -226,6 +233,11 @@ FINE |= {
         did(1, "submit", **NOTED), *DONE, final("COMPLETED"),
         Event(0.5, 2, "nemesis", "fault", "", {"kind": "N9", "target": "full"}),
     ],
+    "each task of an array done once, the second by its second attempt": [
+        *TWO_TASKS, *of_task(0, *DONE, final("COMPLETED")),
+        *of_task(1, body(2, "begin", job="8"), body(6, "begin", 1, job="8"),
+                 body(7, "end", 1, job="8", code=0), final("COMPLETED")),
+    ],
     "submitted while all nodes are noted": [
         did(1, "submit", noted=["n1", "n2", "n3"], excluded=[]), *DONE, final("COMPLETED"),
     ],
@@ -320,6 +332,17 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
     "a server after the end": (
         "outlived", [*SERVED, *DONE, final("COMPLETED"), server(120, "alive", 0)],
     ),
+    "an array of which one task is not known": (
+        "lost", [*TWO_TASKS, *of_task(0, *DONE, final("COMPLETED"))],
+    ),
+    "a task of an array done twice": (
+        "doubled", [*TWO_TASKS, *of_task(0, *AGAIN[1:]), *of_task(1, *DONE, final("COMPLETED"))],
+    ),
+    "a task of a cancelled array begins": (
+        "revived",
+        [*TWO_TASKS, did(2, "cancel"), *of_task(0, final("CANCELLED")),
+         *of_task(1, body(5, "begin"), final("CANCELLED"))],
+    ),
     "submitted to a node that is noted": (
         "bad node used", [did(1, "submit", **NOTED), *DONE, final("COMPLETED")],
     ),
@@ -354,7 +377,12 @@ def test_seed_always_gives_the_same_schedule() -> None:
 
 
 def test_schedules_contain_every_fault_within_limits() -> None:
-    seeds = (*range(1, 701), *range(MIXED, MIXED + 300), *range(ROLES, ROLES + 100))
+    seeds = (
+        *range(1, 701),
+        *range(MIXED, MIXED + 300),
+        *range(ROLES, ROLES + 100),
+        *range(ARRAYS, ARRAYS + 100),
+    )
     plans = [make(seed) for seed in seeds]
     hit = {(fault.kind, fault.target) for plan in plans for fault in plan.faults}
     assert hit == {(kind, target) for kind, (targets, _) in FAULTS.items() for target in targets}
@@ -365,5 +393,6 @@ def test_schedules_contain_every_fault_within_limits() -> None:
         assert plan.seed < MIXED or sum(kind in UNSTEADY for kind in kinds) <= 1
         assert bool(MIXED_ONLY.intersection(kinds)) == (MIXED <= plan.seed < ROLES)
         assert not ROLES_ONLY.intersection(kinds) or plan.seed >= ROLES
-        assert any(run.servers for run in plan.runs) == (plan.seed >= ROLES)
+        assert any(run.servers for run in plan.runs) == (ROLES <= plan.seed < ARRAYS)
+        assert any(run.tasks for run in plan.runs) == (plan.seed >= ARRAYS)
         assert all(0 <= fault.at < HORIZON_S for fault in plan.faults)

@@ -16,26 +16,28 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dtslurm.errors import DtslurmError, JobNotFound, StoreError, SubmitUnknown
 from dtslurm.model.jobs.job import JobRecord
-from dtslurm.model.runs.state import JobState, JobStatus
+from dtslurm.model.runs.state import JobState
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.runs import clean
 from dtslurm.services.runs.control import change_jobs
 from dtslurm.services.runs.queued_jobs import find_queued_jobs
 from dtslurm.services.runs.runs import find, recent
-from dtslurm.services.runs.status import views
+from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.submit.prepare import prepare
 from dtslurm.services.submit.submit import submit
 from dtslurm.services.wiring.context import Context
+from dtslurm.slurm.arrays import matches_job_id
 from dtslurm.store.rundir import RunDir
 from dtslurm.train import run_files
 from dtslurm.worker.delivery import reclaim
 from tests.nemesis.faults import START_PATIENCE_S, TRAINING_PATIENCE_S, Nemesis
-from tests.nemesis.history import Event, History, of_bodies
+from tests.nemesis.history import Event, History, name_task, of_bodies
 from tests.nemesis.schedule import EPOCHS, HORIZON_S, SERVERS, Act, Run, Schedule
 from tests.nemesis.site import Site
 
@@ -74,11 +76,14 @@ class Workload:
         shutil.copy(SERVER, self.folder)
         os.environ["RUN_FILES"] = str(Path(run_files.__file__).absolute())
         clean.LEAST_AGE_S, reclaim.LATE = 1.0, 2.0
-        begin = time.time()
         plan = self.schedule
+        self.site.prepare_jobs(plan.faults, [run.name for run in plan.runs if run.earlier])
+        begin = time.time()
         for run in plan.runs:
             servers = SERVERS if run.servers else 0
-            self.history.add("owner", "plan", run.name, supervised=run.supervised, servers=servers)
+            self.history.add(
+                "owner", "plan", run.name, supervised=run.supervised, servers=servers, tasks=run.tasks
+            )
         watchers = [threading.Thread(target=self._watch, args=(number,)) for number in range(2)]
         for thread in watchers:
             thread.start()
@@ -117,16 +122,17 @@ class Workload:
             mem="500M" if run.trains else "100M",
             python=sys.executable if run.trains else None,  # it has torch
             job_name=run.name,
-            env=(*self._variables(), f"PYTHONPATH={ROOT}") if run.trains else self._variables(),
+            array=f"0-{run.tasks - 1}" if run.tasks else None,
+            env=(*self._variables(run), f"PYTHONPATH={ROOT}") if run.trains else self._variables(run),
             max_restarts=2 if run.supervised else None,
             requeue=True,
             once=run.name if run.submitters > 1 else None,
             no_check=not run.check,
         )
 
-    def _variables(self) -> tuple[str, ...]:
+    def _variables(self, run: Run) -> tuple[str, ...]:
         run_files = f"RUN_FILES={os.environ['RUN_FILES']}"
-        return (run_files, *self.site.job_variables(self.schedule.faults))
+        return (run_files, *(self.site.job_variables(self.schedule.faults) if run.earlier else ()))
 
     def _submit(self, run: Run, begin: float) -> None:
         _sleep_until(begin + run.at)
@@ -138,8 +144,9 @@ class Workload:
             options += ["--requeue"]
             options += ["--max-restarts", "2"] if run.supervised else []
             options += ["--once", run.name] if run.submitters > 1 else []
+            options += ["--array", f"0-{run.tasks - 1}"] if run.tasks else []
             options += [] if run.check else ["--no-check"]
-            options += [word for variable in self._variables() for word in ("--env", variable)]
+            options += [word for variable in self._variables(run) for word in ("--env", variable)]
             request = self._request(run)
             script = [self._write_job_file(run)] if run.servers else ["body.py", *request.args]
             self._command("submit", run.name, ["submit", *options, *script], earlier=run.earlier)
@@ -269,12 +276,29 @@ class Workload:
 
     def _told(self, who: str, since: float, document: dict[str, object]) -> None:
         for run in document["runs"]:  # type: ignore[attr-defined]
-            status = run["statuses"][0]
-            ended = JobState(status["state"]).ended and "COMPLETING" not in str(status.get("flags"))
-            values = {key: status.get(key) for key in ("state", "source", "reason")}
-            values |= {"code": status.get("exit_code"), "job": status.get("job_id")}
-            if not ended:  # what brings an ended job back is known to the library alone
-                self.history.add(who, "seen", run["record"]["name"], since=since, terminal=False, **values)
+            record, statuses = run["record"], run["statuses"]
+            ids = [status["job_id"] for status in statuses]
+            for name, number in self._list_tasks(record["name"], str(record["job_id"]), ids):
+                status = statuses[number]
+                ended = JobState(status["state"]).ended and "COMPLETING" not in str(status.get("flags"))
+                values = {key: status.get(key) for key in ("state", "source", "reason")}
+                values |= {"code": status.get("exit_code"), "job": status.get("job_id")}
+                if not ended:  # what brings an ended job back is known to the library alone
+                    self.history.add(who, "seen", name, since=since, terminal=False, **values)
+
+    def _list_tasks(self, run: str, job_id: str, listed_ids: list[str]) -> Iterator[tuple[str, int]]:
+        """Yield the name of each listed task of a run, and the index of its status.
+
+        A run that is no array is its only task.
+        """
+        tasks = next((planned.tasks for planned in self.schedule.runs if planned.name == run), 0)
+        if not tasks:
+            yield run, 0
+        for task in range(tasks):
+            for number, listed_id in enumerate(listed_ids):
+                if matches_job_id(listed_id, f"{job_id}_{task}") or listed_ids in ([job_id], [""]):
+                    yield name_task(run, task), number
+                    break
 
     # ---- The owner while a run directory or its record is out of reach
 
@@ -339,7 +363,7 @@ class Workload:
             try:
                 records = self._records(context)
                 for view in views(context, records) if records else []:
-                    self._see(f"watcher {number}", "seen", view.record, view.statuses[0], since)
+                    self._see(f"watcher {number}", "seen", view, since)
             except DtslurmError as error:
                 self.history.add(f"watcher {number}", "blind", since=since, words=error.message)
             except Exception as error:  # noqa: BLE001 (a fault of the library: told with the schedule)
@@ -349,12 +373,16 @@ class Workload:
         prefix = f"s{self.schedule.seed}-"
         return [record for record in recent(context, 100) if record.name.startswith(prefix)]
 
-    def _see(self, who: str, what: str, record: JobRecord, status: JobStatus, since: float) -> None:
-        self.history.add(
-            who, what, record.name, since=since, state=status.state.value, terminal=status.terminal,
-            source=status.source, reason=status.reason or " ".join(status.flags), code=status.exit_code,
-            job=record.job_id, phase=record.phase,
-        )  # fmt: skip
+    def _see(self, who: str, what: str, view: RunView, since: float) -> None:
+        record = view.record
+        ids = [status.job_id for status in view.statuses]
+        for name, number in self._list_tasks(record.name, record.job_id or "", ids):
+            status = view.statuses[number]
+            self.history.add(
+                who, what, name, since=since, state=status.state.value, terminal=status.terminal,
+                source=status.source, reason=status.reason or " ".join(status.flags),
+                code=status.exit_code, job=record.job_id, phase=record.phase,
+            )  # fmt: skip
 
     # ---- The end
 
@@ -381,12 +409,13 @@ class Workload:
         records = self._records(context)
         waiting = []
         for view in views(context, records) if records else []:
-            status = view.statuses[0]
-            forgotten = status.state is JobState.UNKNOWN and not status.flags and view.record.job_id
-            if view.terminal or (forgotten and not view.trouble):
+            remaining = [status for status in view.statuses if not status.terminal]
+            forgotten = all(status.state is JobState.UNKNOWN and not status.flags for status in remaining)
+            if not remaining or (forgotten and view.record.job_id and not view.trouble):
                 continue
             waiting.append(view.record)
-            if status.state is JobState.PENDING and "held" in status.reason.lower():
+            pending = [status for status in remaining if status.state is JobState.PENDING]
+            if any("held" in status.reason.lower() for status in pending):
                 self._owner("release", view.record)
         if waiting and all(record.job_id is None for record in waiting) and not self._queue():
             views(self.context(300), waiting)  # a minute and more has gone by: what never came is given up
@@ -420,7 +449,7 @@ class Workload:
                 (view,) = views(context, [find(context, run.name)])
             except JobNotFound:
                 continue
-            self._see("final", "final", view.record, view.statuses[0], since)
+            self._see("final", "final", view, since)
             for event in RunDir(Path(view.record.run_dir)).events():
                 if event["event"] == "role_failed":
                     self.history.add("final", "gave up", run.name, words=event.get("summary"))
