@@ -185,9 +185,9 @@ class Workload:
             time.sleep(0.5)
 
     def _noted_nodes(self) -> list[str]:
-        """Return the nodes that supervisors have excluded, by the events of their runs."""
+        """Return the nodes that supervisors of this schedule have excluded, by the events of their runs."""
         nodes = set()
-        for path in (self.site.disk / "runs").glob("*/events.jsonl"):
+        for path in (self.site.disk / "runs").glob(f"s{self.schedule.seed}-*/events.jsonl"):
             for line in path.read_text(errors="replace").splitlines():
                 with contextlib.suppress(ValueError):
                     event = json.loads(line)
