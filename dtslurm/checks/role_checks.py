@@ -1,4 +1,4 @@
-"""Check whether the GPUs of the nodes suffice for the roles of a run. Pure functions."""
+"""Check the roles of a run against its job: GPUs and secrets. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from collections.abc import Iterator
 
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.jobs.roles import Roles, RoleSpec
+from dtslurm.suggestions import suggest_name
+
+
+def find_unknown_secrets(spec: JobSpec) -> Iterator[str]:
+    """Yield a problem for each secret of a role that is none of the job's."""
+    for role in spec.other_roles:
+        for name in role.options.secrets or ():
+            if name not in spec.secrets:
+                suggestion = suggest_name(name, spec.secrets) or "; pass it with --secret, too"
+                yield f"roles.{role.name}.secrets: {name} is no secret of the job{suggestion}"
 
 
 def find_gpu_conflicts(spec: JobSpec, layout: TaskLayout) -> Iterator[str]:

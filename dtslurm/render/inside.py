@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from dtslurm.container.base import ContainerOptions, Runtime
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.roles import NO_CONTAINER, RoleSpec
 from dtslurm.render.staging import staged_mounts
 
 _ALWAYS_SET = ("MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER")
@@ -40,6 +42,16 @@ class ContainerParts:
             return {"container": None}
         runtime, entry = self._runtime_and_options
         return {"container": runtime.preparation, **runtime.values(entry)}
+
+
+def spec_of_role(spec: JobSpec, role: RoleSpec) -> JobSpec:
+    """Return the job with the image and the secrets of a role."""
+    image, secrets = role.options.container or spec.container, role.options.secrets
+    return replace(
+        spec,
+        container=None if image == NO_CONTAINER else image,
+        secrets=spec.secrets if secrets is None else secrets,
+    )
 
 
 def container_entry(

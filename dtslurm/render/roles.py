@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.jobs.roles import Roles, RoleSpec, port_variable, quote_with_references
 from dtslurm.model.shell import RawShell
 from dtslurm.render.engine import Engine
+from dtslurm.render.inside import ContainerParts
 from dtslurm.render.text import wrap
 
 # An instance shares the CPUs, the memory and the GPUs of its node with the other steps there.
@@ -21,21 +22,34 @@ def role_files(
     spec: JobSpec,
     profile: ClusterProfile,
     values: Mapping[str, object],
-    container_words: Sequence[str],
+    containers: Mapping[str, ContainerParts],
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of the two scripts of each role: one that starts a step, and that step's task."""
+    """Yield (name, text) of the two scripts of each role: one that starts a step, and that step's task.
+
+    Args:
+        values: the values of the job's own templates.
+        containers: the container of each role, by its name.
+    """
     for role in spec.other_roles:
+        container = containers[role.name]
         task = RawShell(f'"$DTSLURM_RUN_DIR/role-{role.name}-task.sh"')
         srun = ("srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", RawShell('--nodelist="$1"'))
-        words = (*srun, *_SHARED, *profile.slurm.srun_options, *container_words, "bash", task)
+        words = (*srun, *_SHARED, *profile.slurm.srun_options, *container.words(), "bash", task)
         role_values = {
             **values,
+            **container.values(),
             "role": RawShell(role.name),
+            "withheld": RawShell(" ".join(_withheld_secrets(spec, role))),
             "role_srun": RawShell(wrap(words)),
             "one_address": profile.scheduler == "local",
         }
         yield f"role-{role.name}.sh", engine.render("roles/step.sh.j2", role_values)
         yield f"role-{role.name}-task.sh", engine.render("roles/task.sh.j2", role_values | _task_values(role))
+
+
+def _withheld_secrets(spec: JobSpec, role: RoleSpec) -> list[str]:
+    names = role.options.secrets
+    return [] if names is None else [name for name in spec.secrets if name not in names]
 
 
 def _task_values(role: RoleSpec) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile, Variable
 from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
-from dtslurm.model.jobs.roles import quote_with_references
+from dtslurm.model.jobs.roles import has_references, quote_with_references
 from dtslurm.model.shell import RawShell, join, quote_with_job_values, quote_with_variables
 from dtslurm.model.values import dataclass
 from dtslurm.render.directives import Directives, build, cpus_per_task
 from dtslurm.render.engine import Engine, Templates, engine_of
-from dtslurm.render.inside import ContainerParts, container_entry
+from dtslurm.render.inside import ContainerParts, container_entry, spec_of_role
 from dtslurm.render.output_paths import fill_in_pattern
 from dtslurm.render.roles import role_files
 from dtslurm.render.staging import staging_values
@@ -94,9 +94,9 @@ def render(
     )
     engine = engine_of(site.templates)
     environment = _environment_values(spec, profile, layout, launcher)
-    container_options = container_entry(
-        spec, profile, layout, environment["variables"], launcher.step_variables
-    )
+    addressed = _variables_of_addresses(spec)
+    exported = [*environment["variables"], *addressed]
+    container_options = container_entry(spec, profile, layout, exported, launcher.step_variables)
     container = ContainerParts(site.runtime, container_options)
     for name, value in container.directives().items():
         directives.set(name, value)
@@ -116,6 +116,7 @@ def render(
         ),
         "extra_nodes": spec.extra_nodes,
         "roles": bool(spec.other_roles),
+        "addressed_variables": addressed,
         "secrets": tuple(map(RawShell, spec.secrets)),
         "starts_once": not spec.supervised and "no-requeue" in directives,
         "copies": _output_copies(spec) if run_place.output else {},
@@ -135,7 +136,7 @@ def render(
     values["staging"] = staging_values(
         spec, layout, directives, run_place.directory, program=values["claim"] is True, shrinks=shrinks
     )
-    roles = role_files(engine, spec, profile, values, container.words())
+    roles = role_files(engine, spec, profile, values, _containers_of_roles(spec, site, layout, exported))
     values["task_files"] = _task_files(engine, spec, layout, launcher, values, roles)
     name = _BASE if spec.template is None else Path(spec.template).name
     script = engine.render(name, values)
@@ -148,6 +149,18 @@ def render(
         run_dir=run_place.directory,
         script=script.rstrip("\n") + "\n",
     )
+
+
+def _containers_of_roles(
+    spec: JobSpec, site: Site, layout: TaskLayout, exported: Sequence[Mapping[str, str]]
+) -> dict[str, ContainerParts]:
+    """Return the container of each role beside the main role, by its name."""
+    return {
+        role.name: ContainerParts(
+            site.runtime, container_entry(spec_of_role(spec, role), site.profile, layout, exported)
+        )
+        for role in spec.other_roles
+    }
 
 
 def _has_node_files(spec: JobSpec, layout: TaskLayout, *, restarts: bool) -> bool:
@@ -313,9 +326,11 @@ def _exported_variables(
         variables["OMP_NUM_THREADS"] = Variable(value=str(cores), why="one thread per core of a rank")
     elif layout.ranks_per_node > 1 and not layout.gpus_per_node and "OMP_NUM_THREADS" not in variables:
         variables["OMP_NUM_THREADS"] = Variable(value="1", why="each rank has one CPU")
+    later_names = {variable["name"] for variable in _variables_of_addresses(spec)}
     for name, value in spec.env:
         variables.pop(name, None)
-        variables[name] = Variable(value=value)
+        if name not in later_names:
+            variables[name] = Variable(value=value)
     return [
         {
             "name": RawShell(name),
@@ -323,6 +338,15 @@ def _exported_variables(
             "comment": RawShell(f" # {comment_text(variable.why)}" if variable.why else ""),
         }
         for name, variable in variables.items()
+    ]
+
+
+def _variables_of_addresses(spec: JobSpec) -> list[dict[str, str]]:
+    """Return the user's variables that refer to addresses of roles, which each attempt replaces."""
+    return [
+        {"name": RawShell(name), "value": quote_with_references(value)}
+        for name, value in spec.env
+        if spec.other_roles and has_references(value)
     ]
 
 

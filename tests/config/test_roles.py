@@ -78,6 +78,15 @@ def test_ready_made_role_supplies_the_keys_that_a_role_lacks(tmp_path: Path) -> 
     assert (rollout.ready.http, rollout.options.metrics) == ("/health", "/metrics")
 
 
+def test_variables_of_the_main_role_may_refer_to_other_roles(tmp_path: Path) -> None:
+    env = "env: {SERVERS: '${role.rollout.urls} ${DTSLURM_RUN_DIR}', TEXT: '$${role.rollout.urls}'}"
+    loaded = load(tmp_path, f"roles:\n  trainer: {{script: train.py, {env}}}\n  rollout: {{command: [x]}}\n")
+    assert loaded.job.env == {
+        "SERVERS": "${role.rollout.urls} ${DTSLURM_RUN_DIR}",
+        "TEXT": "$${role.rollout.urls}",
+    }
+
+
 def test_escaped_reference_stays_for_the_job(tmp_path: Path) -> None:
     roles = read_roles(tmp_path, TRAINER + "  rollout: {command: [a, '$${port.http}', '$${HOME}']}\n")
     assert roles.others[0].options.command == ("a", "$${port.http}", "${HOME}")
@@ -135,6 +144,11 @@ def test_escaped_reference_stays_for_the_job(tmp_path: Path) -> None:
             with_rollout("ports: [hosts]}\n  rollout_ports: {command: [x]"),
             "would set DTSLURM_ROLE_ROLLOUT_PORTS_HOSTS",
         ),
+        (
+            TRAINER.replace("args: [", "env: {A: ").replace("urls}']", "urls}'}"),
+            "roles.trainer.env: ${role.rollout.urls}: there is no role 'rollout' with addresses",
+        ),
+        (TRAINER + ROLLOUT + "  nodes: {extends: ray-worker}\n", "there is no role 'ray'"),
         (TRAINER + "  1st: {command: [x]}\n", "a role name may contain only letters"),
         (TRAINER + "  rollout: serve\n", "should be a mapping of keys to values"),
     ],
@@ -155,7 +169,7 @@ def test_references_outside_of_roles_are_unknown_variables(tmp_path: Path) -> No
         "no variable 'role.rollout.urls'" in problem
         for problem in problems_of(tmp_path, "script: train.py\nargs: ['${role.rollout.urls}']\n")
     )
-    text = "roles:\n  trainer: {script: train.py, env: {A: '${role.b.urls}'}}\n  b: {command: [x]}\n"
+    text = "roles:\n  trainer: {script: train.py, job_name: '${role.b.urls}'}\n  b: {command: [x]}\n"
     assert any("no variable 'role.b.urls'" in problem for problem in problems_of(tmp_path, text))
 
 
@@ -181,12 +195,21 @@ def test_the_job_schema_accepts_the_documented_file() -> None:
     assert list(checker.iter_errors({"roles": {"a": {"comand": ["x"]}}}))
 
 
-@pytest.mark.parametrize("name", ["evaluator", "http", "sglang", "tensorboard", "vllm"])
+READY_MADE = ("evaluator", "http", "ray", "ray-worker", "sglang", "tensorboard", "vllm")
+
+
+def test_every_ready_made_role_is_tested() -> None:
+    files = (Path(__file__).parents[2] / "templates" / "roles").glob("*.yaml")
+    assert sorted(path.stem for path in files) == list(READY_MADE)
+
+
+@pytest.mark.parametrize("name", READY_MADE)
 def test_ready_made_roles_are_documented_and_valid(name: str, tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "roles.md").read_text()
     assert f"\n| `{name}` |" in text
     command = ", command: [serve]" if name == "http" else ""
-    [role] = read_roles(
-        tmp_path, f"  trainer: {{script: train.py}}\n  server: {{extends: {name}{command}}}\n"
-    ).others
-    assert bool(role.ready.http) is (name != "evaluator")
+    head = "  ray: {extends: ray}\n" if name == "ray-worker" else ""
+    role = read_roles(
+        tmp_path, f"  trainer: {{script: train.py}}\n{head}  server: {{extends: {name}{command}}}\n"
+    ).others[-1]
+    assert bool(role.ready.http) is (name not in {"evaluator", "ray", "ray-worker"})

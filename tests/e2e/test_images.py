@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,38 @@ def test_image_with_the_tag_latest_is_pulled_for_each_run(boxed: Cli) -> None:
         assert rank_output(boxed, job) == ["['half', 'whole'] image.sif"]
         assert len(pull_commands(boxed)) == count
     assert image_files(boxed) == []
+
+
+@ON_SLURM
+def test_roles_run_in_images_of_their_own(boxed: Cli) -> None:
+    (boxed.folder / "go").touch()
+    python = sys.executable
+    show = "\"import os, time; print('image', os.environ.get('IMAGE'), flush=True); time.sleep(600)\""
+    server = f"on: trainer, ready: {{line: ^image }}, command: [{python}, -c, {show}]"
+    (boxed.folder / "job.yaml").write_text(
+        textwrap.dedent(f"""\
+        time: 10
+        container: torch:2.9
+        roles:
+          trainer: {{script: train.py, launcher: srun, python: {python}}}
+          same: {{{server}}}
+          other: {{{server}, container: vllm:0.9}}
+          bare: {{{server}, container: none}}
+        """)
+    )
+    job = boxed.submit("job.yaml")
+    boxed.wait_for_end(job)
+    [trained] = rank_output(boxed, job)
+    roles = boxed.run_dir(job).path / "roles"
+    images = {
+        name: (roles / f"{name}-0" / "logs/0/rank-0.log").read_text().split("/")[-1].strip()
+        for name in ("same", "other", "bare")
+    }
+    assert trained.endswith("torch-2.9" + images["same"].removeprefix("torch-2.9"))
+    assert images["same"].startswith("torch-2.9")
+    assert images["other"].startswith("vllm-0.9")
+    assert images["bare"] == "image None"
+    assert sorted(source for *_, source in pull_commands(boxed)) == [
+        "docker://torch:2.9",
+        "docker://vllm:0.9",
+    ]

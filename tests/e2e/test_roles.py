@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -219,6 +220,37 @@ def test_f96_failures_that_a_restart_cannot_mend_end_the_run_at_once(cli: Cli) -
     assert events_of(run, "role_failed")[0]["cause"] == "bad-arguments"
     assert len(events_of(run, "role_started")) == 2  # each instance once
     assert "unrecognized arguments" in cli("diagnose", job).stdout
+
+
+def test_variables_of_the_trainer_have_addresses_and_a_role_gets_its_own_secrets_only(cli: Cli) -> None:
+    names = ("JUDGE_KEY", "HUB_KEY")
+    cli.script(f"import os\nprint(os.environ['JUDGES'], *map(os.environ.get, {names}))\n", "train.py")
+    (cli.folder / "job.yaml").write_text(
+        textwrap.dedent(f"""\
+        time: 10
+        secrets: [JUDGE_KEY, HUB_KEY]
+        roles:
+          trainer:
+            script: train.py
+            launcher: srun
+            python: {sys.executable}
+            env: {{JUDGES: "${{role.judge.urls}} of $DTSLURM_RUN_DIR"}}
+          judge:
+            command: [bash, -c, "env | grep ^[A-Z]*_KEY=; echo listening; sleep 600"]
+            on: trainer
+            secrets: [JUDGE_KEY]
+            ready: {{line: listening}}
+        """)
+    )
+    env = {**cli.env, "DTSLURM_TRUSTED_FOLDERS": "/", "JUDGE_KEY": "j-123", "HUB_KEY": "h-456"}
+    job = Cli(cli.cluster, cli.folder, env, cli.started).submit("job.yaml")
+    cli.wait_for_end(job)
+    run = cli.run_dir(job)
+    host = address(run, "judge-0")
+    text = f"http://{host['host']}:{host['ports']['http']} of {run.path} j-123 h-456"
+    assert (run.logs(0) / "rank-0.log").read_text().strip() == text
+    output = (run.path / "roles/judge-0/logs/0/rank-0.log").read_text().splitlines()
+    assert output == ["JUDGE_KEY=j-123", "listening"]
 
 
 @WITHOUT_SSH

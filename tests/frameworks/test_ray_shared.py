@@ -78,12 +78,16 @@ def test_cancelled_ray_job_removes_its_directory_and_refuses_clients_without_a_t
     cli.wait_until(lambda: not ray.exists(), 30)
 
 
-def find_raylet(run: Path) -> int | None:
-    """The process that makes a node part of a run's cluster, once it runs."""
+def find_ray_process(run: Path, name: str) -> int | None:
+    """Return a process of Ray in a run, None if there is none.
+
+    Args:
+        name: ``raylet`` is the process of each node, ``gcs_server`` that of the head.
+    """
     for entry in Path("/proc").iterdir():
         try:
             program = (entry / "cmdline").read_bytes().partition(b"\0")[0]
-            if program.endswith(b"/raylet") and bytes(run) in (entry / "environ").read_bytes():
+            if program.endswith(f"/{name}".encode()) and bytes(run) in (entry / "environ").read_bytes():
                 return int(entry.name)
         except OSError:  # no process, or it has ended
             continue
@@ -95,8 +99,8 @@ def test_ray_job_waits_for_a_slow_node(cli: Cli) -> None:
     (cli.folder / "second").touch()
     job = submit(cli, "first", "second")
     run = cli.run_dir(job).path
-    cli.wait_until(lambda: find_raylet(run) is not None, 300)
-    raylet = find_raylet(run)
+    cli.wait_until(lambda: find_ray_process(run, "raylet") is not None, 300)
+    raylet = find_ray_process(run, "raylet")
     assert raylet is not None
     os.kill(raylet, signal.SIGSTOP)
     time.sleep(75)  # longer than Ray waits by itself: 30 s for its node, 60 s in a driver

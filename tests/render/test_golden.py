@@ -242,6 +242,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "ntasks_per_node": 7,
             "signal_before": 120,
             "args": ("--servers", "${role.rollout.urls}"),
+            "env": (("JUDGE", "${role.judge.urls}"), ("MODE", "grpo")),
+            "secrets": ("HUB_KEY", "JUDGE_KEY"),
+            "runtime": "pyxis",
             "roles": Roles(
                 main="trainer",
                 after=(("rollout", "ready"), ("judge", "ready")),
@@ -262,7 +265,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
                     ),
                     RoleSpec(
                         name="judge",
-                        options=RoleOptions(command=("python", "judge.py"), gpus=1, environment="/v e"),
+                        options=RoleOptions(
+                            command=("python", "judge.py"),
+                            gpus=1,
+                            environment="/v e",
+                            container="me/judge:1",
+                            secrets=("JUDGE_KEY",),
+                        ),
                         nodes=0,
                         on="trainer",
                         instances=1,

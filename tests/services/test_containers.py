@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import RequestInvalid
+from dtslurm.model.jobs.roles import RoleOptions, Roles, RoleSpec
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.submit.prepare import prepare
 from dtslurm.services.wiring.context import Context
@@ -93,3 +94,29 @@ def test_on_offline_nodes_an_image_must_be_pulled_before_submission(context: Con
     command = problem.partition("first: ")[2].replace("apptainer pull", "echo an image >")
     subprocess.run(["sh", "-c", command], check=True)  # as the user does, but for the runtime
     assert 'image="$images"/ubuntu-24.04-' in render_with_container(context, container="ubuntu:24.04")
+
+
+def with_image_of_a_role(image: str) -> Roles:
+    options = RoleOptions(command=("serve",), container=image)
+    judge = RoleSpec(name="judge", options=options, nodes=0, on="t", instances=1, ports=(), restart="alone")
+    return Roles(main="t", others=(judge,))
+
+
+def test_the_image_of_a_role_is_checked_as_that_of_the_job(context: Context) -> None:
+    with pytest.raises(RequestInvalid, match=r"roles\.judge\.container: the profile of local has no cont"):
+        render_with_container(context, cluster="local", roles=with_image_of_a_role("vllm:1"))
+    with pytest.raises(RequestInvalid) as caught:
+        render_with_container(context, roles=with_image_of_a_role("./none.sif"))
+    assert [text.split(":")[0] for text in caught.value.problems] == [
+        "the image does not exist",
+        "container runtime apptainer",
+    ]
+    install_apptainer(context)
+    assert "docker://vllm:1" in render_with_container(context, roles=with_image_of_a_role("vllm:1"))
+
+
+def test_a_runtime_with_one_image_for_each_job_refuses_another_image_for_a_role(context: Context) -> None:
+    profile = "extends: local\ncontainer: {runtime: shifter}\n"
+    (context.cwd / "cluster_profiles" / "shifted.yaml").write_text(profile)
+    with pytest.raises(RequestInvalid, match="shifter has one image for the whole job"):
+        render_with_container(context, cluster="shifted", roles=with_image_of_a_role("vllm:1"))

@@ -1,12 +1,12 @@
-"""Conflicts between the GPUs that roles request and those that their nodes have."""
+"""Roles that do not fit their job: GPUs that their nodes do not have, secrets that the job does not have."""
 
 from __future__ import annotations
 
 import pytest
 
-from dtslurm.checks.role_checks import find_gpu_conflicts
+from dtslurm.checks.role_checks import find_gpu_conflicts, find_unknown_secrets
 from dtslurm.model.jobs.job import JobSpec
-from dtslurm.model.jobs.roles import Roles, RoleSpec
+from dtslurm.model.jobs.roles import RoleOptions, Roles, RoleSpec
 from tests.worker.test_role_monitor import with_gpus, with_instances
 from tests.worker.test_role_plan import LAYOUT, role
 
@@ -57,3 +57,13 @@ def test_roles_that_fit_have_no_conflict(others: list[RoleSpec]) -> None:
 def test_roles_that_do_not_fit_are_a_conflict(others: list[RoleSpec], message: str) -> None:
     [conflict] = conflicts_of(*others)
     assert message in conflict
+
+
+def test_secret_of_a_role_must_be_one_of_the_job() -> None:
+    judge = role("judge", options=RoleOptions(command=("x",), secrets=("HUB_KEY", "JUDGE_KEI")))
+    roles = Roles(main="trainer", others=(judge,))
+    names = ("HUB_KEY", "JUDGE_KEY")
+    spec = JobSpec(name="t", script="t.py", work_dir="/w", launcher="srun", roles=roles, secrets=names)
+    assert list(find_unknown_secrets(spec)) == [
+        "roles.judge.secrets: JUDGE_KEI is no secret of the job; did you mean 'JUDGE_KEY'?"
+    ]

@@ -34,7 +34,7 @@ _ESCAPE = re.compile(r"\$\$\{")
 _ESCAPE_BUT_OF_REFERENCES = re.compile(r"\$\$\{(?!(?:role|port)\.)")  # the job removes the others
 _PER_TRIAL_KEYS = {"args", "env", "sweep.name"}  # these may differ between trials of a sweep
 # Keys in which ${role.NAME.urls} and ${port.NAME} stand for values that are known only in the job.
-_MAIN_RUNTIME_KEYS = frozenset({"args"})
+_MAIN_RUNTIME_KEYS = frozenset({"args", "env"})
 _ROLE_RUNTIME_KEYS = frozenset({"command", "args", "env"})
 # Keys at the top of a file that apply to its stages.
 _SHARED_KEYS = {item.name for item in fields(Work)} - {"sweep"}
@@ -112,7 +112,7 @@ def load(
             values,
             problems,
             swept_by_stage.get(""),
-            runtime_keys=_MAIN_RUNTIME_KEYS if role_tables else frozenset(),
+            runtime_keys=_MAIN_RUNTIME_KEYS if role_tables and role_tables.tables else frozenset(),
         ),
     )
     problems += stage_problems
@@ -134,7 +134,7 @@ def load(
             name: _substitute_table(table, values, problems, None, runtime_keys=_ROLE_RUNTIME_KEYS)
             for name, table in role_tables.tables.items()
         }
-        job_roles = roles.read(role_tables, substituted, job.args, problems)
+        job_roles = roles.read(role_tables, substituted, job, problems)
     if problems or job is None:
         raise decode.invalid(problems)
     stages_by_name = {
@@ -394,7 +394,7 @@ class _Substitution:
         text = substitute(node.text, self._values, keep=True)
         top_key = re.split(r"[.\[]", key)[0]
         for name in _find_mentions(text):
-            if name in JOB_VALUES and top_key == "args":
+            if name in JOB_VALUES and (top_key == "args" or top_key in self._runtime_keys):
                 continue
             if top_key in self._runtime_keys and REFERENCE.fullmatch(f"${{{name}}}"):
                 continue

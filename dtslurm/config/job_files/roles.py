@@ -10,6 +10,7 @@ from dtslurm import assets
 from dtslurm.config import chain, decode, files, strict_yaml
 from dtslurm.config.tree import MappingEntry, Problem, Scalar, Table
 from dtslurm.model.jobs import roles
+from dtslurm.model.jobs.job_file import Work
 from dtslurm.model.jobs.roles import RoleOptions, Roles, RoleSpec
 from dtslurm.model.values import dataclass
 from dtslurm.suggestions import suggest_name
@@ -119,17 +120,17 @@ def _extend(name: str, table: Table, problems: list[Problem]) -> Table:
     path = folder / f"{base}.yaml"
     base_table, base_problems = strict_yaml.parse(files.read(path, path.name), path.name)
     problems += base_problems
-    return chain.merge(base_table, own)._replace(line=table.line)
+    return chain.merge(base_table, own)._replace(source=table.source, line=table.line)
 
 
 def read(
-    tables: RoleTables, substituted: Mapping[str, Table], main_texts: tuple[str, ...], problems: list[Problem]
+    tables: RoleTables, substituted: Mapping[str, Table], main: Work, problems: list[Problem]
 ) -> Roles | None:
     """Return the checked roles; None after a problem.
 
     Args:
         substituted: the tables of the other roles, with the file's variables substituted.
-        main_texts: the arguments of the main role.
+        main: the keys of the main role.
     """
     options: dict[str, RoleOptions] = {}
     count = len(problems)
@@ -145,8 +146,9 @@ def read(
     main_after = checker.main_order(other_roles)
     for problem in _find_shared_variables(other_roles):
         checker.report(problem[0], "ports", problem[1])
-    for text in main_texts:
-        checker.check_references(tables.main, "args", (text,), {role.name: role for role in other_roles}, ())
+    roles_by_name = {role.name: role for role in other_roles}
+    for key, texts in (("args", main.args), ("env", [value or "" for value in main.env.values()])):
+        checker.check_references(tables.main, key, texts, roles_by_name, ())
     checker.check_cycles(other_roles, main_after)
     return None if len(problems) > count else Roles(main=tables.main, after=main_after, others=other_roles)
 
@@ -175,11 +177,12 @@ class _Checker:
         self._problems = problems
 
     def report(self, name: str, key: str, message: str) -> None:
-        """Record a problem at a key of a role, or at the role if the key is not written."""
+        """Record a problem at a key of a role, or at the role if the file does not have the key."""
         table = self._tables.main_table if name == self._tables.main else self._substituted[name]
         entry = table.entries.get(key.partition(".")[0])
-        source, line = (entry.source, entry.line) if entry else (table.source, table.line)
-        self._problems.append(Problem(source, line, f"{KEY}.{name}.{key}", message))
+        is_own = entry is not None and entry.source == table.source  # not of a ready-made role
+        line = entry.line if entry is not None and is_own else table.line
+        self._problems.append(Problem(table.source, line, f"{KEY}.{name}.{key}", message))
 
     def build(self, name: str) -> RoleSpec:
         """Return a role with the values that follow from its keys."""

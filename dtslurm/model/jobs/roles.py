@@ -18,6 +18,7 @@ DEFAULT_WITHIN_S = 600
 DEFAULT_SILENCE_S = 30
 MAX_INSTANCES = 1000  # of a role
 ALONE, WITH_MAIN, NEVER = "alone", "with main", "never"
+NO_CONTAINER = "none"
 # ${role.rollout.urls}, ${role.rollout.ports.weights} and ${port.http} stand for values known only in the job.
 REFERENCE = re.compile(r"(\$?)\$\{(role|port)\.([^{}]*)\}")
 _ALL_REFERENCES = re.compile(rf"(\$?)\$(?:{JOB_VALUE}|\{{(role|port)\.([^{{}}]*)\}})")
@@ -80,6 +81,8 @@ class RoleOptions:
         finish: how long an instance may go on after the training has succeeded, until it ends by itself.
         after: roles that must be ready first, as ``NAME``, ``NAME ready`` or ``NAME started``.
         environment: the folder of a virtual environment to activate.
+        container: the image in which the instances run, or ``none``; by default the job's.
+        secrets: the secrets of the job that the role gets; by default all.
         setup: shell lines to run before the command.
         env: variables to set.
     """
@@ -99,6 +102,8 @@ class RoleOptions:
     finish: Walltime | None = None
     after: tuple[str, ...] = ()
     environment: str | None = None
+    container: str | None = None
+    secrets: tuple[str, ...] | None = None
     setup: tuple[str, ...] = ()
     env: Mapping[str, str | None] = field(default_factory=dict)
 
@@ -217,6 +222,11 @@ def quote_with_references(text: str) -> str:
         _ALL_REFERENCES,
         lambda match: match[2] or match[3] or reference_variable(match[4], match[5]),
     )
+
+
+def has_references(text: str) -> bool:
+    """Return whether `quote_with_references` replaces a part of a text."""
+    return _ALL_REFERENCES.search(text) is not None
 
 
 def referenced_ports(texts: Iterable[str]) -> list[str]:

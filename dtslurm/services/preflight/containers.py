@@ -15,8 +15,10 @@ from dtslurm.model.diagnostics import Checked, errors
 from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.paths import expand_home
 from dtslurm.model.shell import join
-from dtslurm.render.inside import container_entry
+from dtslurm.render.inside import container_entry, spec_of_role
 from dtslurm.services.wiring.context import ActiveCluster, Context
+
+_OPTION = "--container"
 
 
 def runtime_for(
@@ -36,13 +38,14 @@ def runtime_for(
         layout: the job's nodes and ranks; None if unknown.
         here: the job is submitted on this machine, so files and programs can be checked.
     """
-    if spec.container is None:
+    specs = specs_by_option(spec)
+    if not specs:
         return Checked(
             None, errors(["--container-mount needs --container IMAGE"] if spec.container_mounts else [])
         )
     if profile.container.runtime == "none":
         problem = (
-            f"--container: the profile of {profile.name} has no container runtime; set "
+            f"{next(iter(specs))}: the profile of {profile.name} has no container runtime; set "
             "container.runtime in it (pyxis, apptainer, ...)"
         )
         return Checked(None, errors([problem]))
@@ -51,33 +54,49 @@ def runtime_for(
     except RequestInvalid as error:
         return Checked(None, errors(error.problems))
     problems = [*mount_problems(spec.container_mounts)]
-    entry = container_entry(spec, profile, layout) if layout else None
-    if entry is not None:
-        problems += runtime.check(entry)
-        if here:
-            problems += _check_files(entry, spec)
-            problems += _check_program(context, runtime, profile)
-    return Checked(runtime, errors(problems))
+    if layout is not None:
+        for option, option_spec in specs.items():
+            if entry := container_entry(option_spec, profile, layout):
+                problems += _find_image_problems(runtime, option, entry)
+                problems += _check_files(entry, spec) if here else []
+        problems += _check_program(context, runtime, profile) if here else []
+    return Checked(runtime, errors(list(dict.fromkeys(problems))))
+
+
+def _find_image_problems(runtime: Runtime, option: str, entry: ContainerOptions) -> list[str]:
+    problems = runtime.check(entry)
+    if option != _OPTION and runtime.directives(entry):
+        problems.append(f"{option}: {runtime.name} has one image for the whole job")
+    return problems
+
+
+def specs_by_option(spec: JobSpec) -> dict[str, JobSpec]:
+    """Return the job with each of its different images, by the option or key that names the image."""
+    specs = {_OPTION: spec} if spec.container else {}
+    for role in spec.other_roles:
+        role_spec = spec_of_role(spec, role)
+        if role_spec.container and role_spec.container != spec.container:
+            specs[f"roles.{role.name}.container"] = role_spec
+    return specs
 
 
 def unpulled(submission: Submission, cluster: ActiveCluster) -> Iterator[tuple[str, str, str]]:
     """Yield (test, path, problem if it fails) for an image that compute nodes cannot pull themselves."""
-    spec, profile = submission.spec, cluster.profile
-    if spec.container is None or not profile.environment.offline:
+    profile = cluster.profile
+    if not profile.environment.offline:
         return
-    entry = container_entry(spec, profile, submission.layout)
-    runtime = registry.load(profile.container.runtime)
-    file = runtime.file(entry) if entry else None
-    if entry is None or file is None:
-        return
-    folder = PurePosixPath(submission.run_dir).parent / FOLDER
-    mkdir, pull = join(("mkdir", "-p", str(folder))), join((*runtime.pull(entry), str(folder / file)))
-    where = "there" if cluster.remote else "here"
-    problem = (
-        f"--container {spec.container}: compute nodes of {profile.name} have no internet, so pull it {where} "
-    )
-    problem += f"first: {mkdir} && {pull} {join((runtime.source(entry),))}"
-    yield "s", str(folder / file), problem
+    for option, spec in specs_by_option(submission.spec).items():
+        entry = container_entry(spec, profile, submission.layout)
+        runtime = registry.load(profile.container.runtime)
+        file = runtime.file(entry) if entry else None
+        if entry is None or file is None:
+            continue
+        folder = PurePosixPath(submission.run_dir).parent / FOLDER
+        mkdir, pull = join(("mkdir", "-p", str(folder))), join((*runtime.pull(entry), str(folder / file)))
+        where = "there" if cluster.remote else "here"
+        problem = f"{option} {spec.container}: compute nodes of {profile.name} have no internet, "
+        problem += f"so pull it {where} first: {mkdir} && {pull} {join((runtime.source(entry),))}"
+        yield "s", str(folder / file), problem
 
 
 def _check_files(entry: ContainerOptions, spec: JobSpec) -> list[str]:

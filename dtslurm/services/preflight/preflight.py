@@ -11,7 +11,7 @@ from dtslurm.model.jobs.job import JobSpec, Submission
 from dtslurm.presentation.quantities import format_bytes
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.preflight import associations, interpreter, quota
-from dtslurm.services.preflight.containers import unpulled
+from dtslurm.services.preflight.containers import specs_by_option, unpulled
 from dtslurm.services.request import staging
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.slurm import commands
@@ -132,9 +132,11 @@ def _list_needed_paths(spec: JobSpec, cluster: ActiveCluster) -> Iterator[tuple[
         yield "x", spec.python, f"the interpreter {spec.python} does not exist {host_text}"
     if not cluster.remote:
         return  # the image and its mounts were checked already
-    if spec.container and spec.container.startswith("/"):
-        yield "e", spec.container, f"the image does not exist {host_text}: {spec.container}"
-    for mount in spec.container_mounts if spec.container else ():
+    images = [image_spec.container or "" for image_spec in specs_by_option(spec).values()]
+    for image in images:
+        if image.startswith("/"):
+            yield "e", image, f"the image does not exist {host_text}: {image}"
+    for mount in spec.container_mounts if images else ():
         source = mount.partition(":")[0]
         if source.startswith("/"):
             yield "e", source, f"--container-mount {mount}: {source} does not exist {host_text}"

@@ -100,6 +100,7 @@ def find_conflicts(
         *staging.problems(request, spec, profile),
         *job_checks.check_sbatch_options(spec, layout),
         *job_checks.find_rule_conflicts(spec, profile, layout),
+        *role_checks.find_unknown_secrets(spec),
         *(role_checks.find_gpu_conflicts(spec, layout) if layout is not None else ()),
     ]
     if launcher is not None:

@@ -14,6 +14,7 @@ from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.diagnostics import Checked, Diagnostics, errors, notes
 from dtslurm.model.jobs.job import JobSpec, Resources
 from dtslurm.model.jobs.options import JobSettings, Placement
+from dtslurm.model.jobs.roles import Roles
 from dtslurm.model.jobs.sbatch import shares_gpu, split_signal
 from dtslurm.model.paths import expand_home
 from dtslurm.model.shell import quote
@@ -212,7 +213,7 @@ def spec_of(
         stage_in=staging.texts(request.stage_in, staging.disk_of(request, cluster.profile)),
         stage_out=staging.texts(request.stage_out, is_stage_out=True),
         sbatch_options=request.sbatch,
-        roles=request.roles if request.roles is not None and request.roles.others else None,
+        roles=_roles_with_absolute_images(context, request.roles),
         trials=request.trials,
         separate_streams=request.separate_streams,
     )
@@ -272,6 +273,20 @@ def _absolute_image(context: Context, image: str | None) -> str | None:
     if image is not None and image.startswith(("./", "../")):
         return str((context.cwd / image).resolve())
     return image
+
+
+def _roles_with_absolute_images(context: Context, roles: Roles | None) -> Roles | None:
+    """Return the roles; None for a run of one role."""
+    if roles is None or not roles.others:
+        return None
+    others = [
+        replace(
+            role,
+            options=replace(role.options, container=_absolute_image(context, role.options.container)),
+        )
+        for role in roles.others
+    ]
+    return replace(roles, others=tuple(others))
 
 
 def _local_python(context: Context, request: JobRequest, activate: str | None) -> str:

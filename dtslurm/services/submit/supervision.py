@@ -20,7 +20,10 @@ from dtslurm.services.wiring.context import Context
 from dtslurm.worker.sampler_values import PLAIN_NODES
 
 FOLDER = "supervisor"
-EVALUATOR = "evaluator.py"  # the program of the ready-made role ``evaluator``
+PROGRAMS_OF_ROLES = {  # with the modules that they import
+    "evaluator.py": ("evaluator.py", "lib/json_records.py"),
+    "ray_node.py": ("ray_node.py",),
+}
 _MODULES = "modules.zip"
 # Thousands of nodes start these programs at the same time. In a large job, they import their modules from a
 # copy of one file, because a zip file on sys.path is opened again for each module.
@@ -138,9 +141,10 @@ def roles_file(submission: Submission, profile: ClusterProfile) -> dict[str, byt
     if not spec.other_roles:
         return {}
     files = {f"{FOLDER}/roles.json": json.dumps(roles_plan(spec, profile, submission.layout)).encode()}
-    if any(EVALUATOR in word for role in spec.other_roles for word in role.options.command):
-        names = (EVALUATOR, "lib/json_records.py")
-        files |= {Path(name).name: assets.worker(name).read_bytes() for name in names}
+    words = [word for role in spec.other_roles for word in role.options.command]
+    for program, names in PROGRAMS_OF_ROLES.items():
+        if any(word == f"$DTSLURM_RUN_DIR/{program}" for word in words):
+            files |= {Path(name).name: assets.worker(name).read_bytes() for name in names}
     return files
 
 
