@@ -10,7 +10,8 @@ from typing import Any
 from dtslurm.model.shell import quote
 
 _SECRET_NAME = re.compile(
-    r"(?i)(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)(?:_|$)"
+    r"(?i)^(?!.*_(?:PATH|FILE|DIR)$)"  # these hold the place of a secret
+    r".*(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)(?:_|$)"
 )
 _URL_WITH_PASSWORD = re.compile(r"://[^/?#@:\s]*:[^/?#@\s]+@")
 _PASSWORD_IN_URL = re.compile(r"(://[^/?#@:\s]*:)[^/?#@\s]+@")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,13 +102,16 @@ class RunFiles:
         )
 
     def pinned(self, checkpoints: Path) -> frozenset[Path]:
-        """Return the pinned artifacts of this run and of the run that owns the folder ``checkpoints``.
+        """Return what must not be deleted of this run and of the run that owns the folder ``checkpoints``.
+
+        These are the pinned artifacts, and the checkpoints that a role evaluates now.
 
         Raises:
             OSError, ValueError: the pins cannot be read; the caller must not delete anything.
         """
         runs = {checkpoints.parent, self.folder or checkpoints.parent}
-        return frozenset(run / str(name) for run in runs for name in _read_pins(run / "pins.json"))
+        pins = {run / str(name) for run in runs for name in _read_pins(run / "pins.json")}
+        return frozenset(pins | {path for run in runs for path in _find_evaluated(run)})
 
     def count_saved(self, checkpoints: Path) -> int:
         """Return the number of checkpoints in a folder that the run's events report as saved.
@@ -137,6 +141,31 @@ def _reports_save(line: str, checkpoints: Path) -> bool:
         return bool(event["event"] == "checkpoint" and Path(event["path"]).parent == checkpoints)
     except (ValueError, KeyError, TypeError):  # a truncated line, or a line of another kind
         return False
+
+
+def _find_evaluated(run: Path) -> Iterator[Path]:
+    """Yield the checkpoints that an evaluator has claimed, and whose evaluation has not ended."""
+    claims = sorted((run / "evaluations").glob("*.json"))
+    if not claims:
+        return
+    ended = {row.get("checkpoint") for row in _read_objects(run / "evaluations.jsonl")}
+    for row in (row for claim in claims for row in _read_objects(claim)):
+        checkpoint = row.get("checkpoint")
+        if isinstance(checkpoint, str) and checkpoint not in ended:
+            yield run / checkpoint
+
+
+def _read_objects(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in the lines of a file; incomplete lines and a missing file have none."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict):
+                yield row
 
 
 def _read_pins(path: Path) -> list[str]:

@@ -66,6 +66,7 @@ def claim(run_dir: str, path: str) -> bool:
     os.makedirs(folder, exist_ok=True)
     file = os.path.join(folder, re.sub(r"[^A-Za-z0-9._-]", "_", path) + ".json")
     own = {
+        "checkpoint": path,
         "instance": os.environ.get("DTSLURM_ROLE", "") + "-" + os.environ.get("DTSLURM_ROLE_INSTANCE", ""),
         "start": os.environ.get("DTSLURM_ROLE_START", ""),
     }
@@ -95,7 +96,7 @@ def evaluate(run_dir: str, checkpoint: Dict[str, Any], command: List[str]) -> No
         except OSError as error:
             print("the command cannot be started: {}".format(error), flush=True)
             code = 127
-        if code == 0:
+        if code == 0 or not os.path.exists(path):  # it was deleted in the meantime
             break
     record = {
         "time": round(time.time(), 3), "checkpoint": checkpoint["path"], "step": step, "exit_code": code,

@@ -84,6 +84,7 @@ def test_the_secrets_file_preserves_all_bytes_of_a_value(tmp_path: Path) -> None
         ("MyPassword", False),
         ("DB_PASSWORD", True),
         ("TOKENIZER", False),
+        ("RAY_AUTH_TOKEN_PATH", False),
     ],
 )
 def test_names_of_secrets_are_recognised(name: str, like_one: bool) -> None:

@@ -39,6 +39,19 @@ def test_pinned_checkpoint_is_kept_also_by_a_run_that_resumes_from_the_checkpoin
     ]  # as resubmit --from-checkpoint
 
 
+def test_checkpoint_is_kept_until_its_evaluation_has_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    [first] = save_steps(folder, tmp_path, range(1, 2))
+    (tmp_path / "evaluations").mkdir()
+    (tmp_path / "evaluations" / "begun.json").write_text("")
+    claim = {"checkpoint": str(folder / first), "instance": "evaluator-0", "start": "0"}
+    (tmp_path / "evaluations" / "first.json").write_text(json.dumps(claim))
+    assert save_steps(folder, tmp_path, range(2, 4)) == [first, "step-00000003-a0"]
+    result = {"checkpoint": claim["checkpoint"], "exit_code": 0}
+    (tmp_path / "evaluations.jsonl").write_text(json.dumps(result) + "\n" + '{"checkp')
+    assert save_steps(folder, tmp_path, range(4, 5)) == ["step-00000004-a0"]
+
+
 @pytest.mark.parametrize("text", ['{"pinned": ["check', "[]", '{"schema": 1}'])
 def test_nothing_is_removed_when_the_pin_list_cannot_be_read(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]

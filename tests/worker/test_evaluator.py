@@ -61,6 +61,22 @@ def test_failure_is_repeated_once_and_recorded(run: Path) -> None:
     assert results(run) == [(10, 3), (20, 3)]
 
 
+def test_checkpoint_that_is_deleted_during_its_evaluation_is_not_evaluated_again(run: Path) -> None:
+    (run / evaluator.FINISHING).touch()
+    program = (
+        f"open({str(run / 'seen')!r}, 'a').write('x'); os.rmdir(os.environ['DTSLURM_CHECKPOINT']); 1 / 0"
+    )
+    assert evaluator.main([sys.executable, "-c", f"import os; {program}"]) == 0
+    assert (run / "seen").read_text() == "xx"
+    assert results(run) == [(10, 1), (20, 1)]
+
+
+def test_claim_names_the_checkpoint_that_must_not_be_deleted(run: Path) -> None:
+    evaluator.find_next(str(run))
+    [claim] = (run / evaluator.CLAIMS).iterdir()
+    assert json.loads(claim.read_text())["checkpoint"] == "checkpoints/step-10"
+
+
 def test_command_that_does_not_exist_is_recorded(run: Path) -> None:
     (run / evaluator.FINISHING).touch()
     assert evaluator.main(["no such program"]) == 0
