@@ -40,6 +40,7 @@ def test_fetch_copies_only_new_files_and_skips_the_snapshot(invoke: Run, runs: R
 
 def test_c24_fetch_never_copies_secrets(invoke: Run, runs: Runs, folder: Path) -> None:
     secrets = {"secrets": "export TOKEN=hush", "secrets.md": "", "sub/secrets": ""}
+    secrets |= {"ray-token": "hush", "tasks/1/ray-token": "hush", "sub/ray-token": ""}
     runs.deliver(runs.add("train", "7", files={**LOG, **secrets}), CODE)
     invoke("fetch", "train", code=0)
     invoke("fetch", "train", "*", "secrets*", "sec*", "code", code=0)
@@ -49,6 +50,7 @@ def test_c24_fetch_never_copies_secrets(invoke: Run, runs: Runs, folder: Path) -
     assert not (got / "secrets").exists()
     assert (got / "secrets.md").exists()
     assert (got / "sub" / "secrets").exists()
+    assert [str(path.relative_to(got)) for path in got.rglob("ray-token")] == ["sub/ray-token"]
     assert (got / "code" / "train.py").exists()
 
 

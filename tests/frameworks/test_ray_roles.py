@@ -81,4 +81,5 @@ def test_driver_uses_the_cluster_of_the_roles_and_starts_again_with_a_killed_hea
     status = cli.wait_for_end(job, limit=400)["statuses"][0]
     assert status["state"] == "COMPLETED", output(cli, job)
     assert "attempt 1 nodes 2" in log(cli, job, 1)
+    assert not (run / "ray-token").exists()
     cli.wait_until(lambda: not Path(folder).exists() and find_ray_process(run, "raylet") is None, 60)

@@ -101,6 +101,9 @@ class WithheldFiles:
         return False
 
 
+RAY_FILE = "ray-token"  # the token of ray_node.py, which stays on the cluster
+
+
 def is_withheld(names: Sequence[str], sends_hidden: bool) -> bool:
     """Return whether a path with these components is not sent: files in a ``.git`` can run commands."""
     return any(name.lower() == ".git" or (name.startswith(".") and not sends_hidden) for name in names)
@@ -119,6 +122,8 @@ def files(run: Dict[str, Any], unsent_files: WithheldFiles) -> Iterator[str]:
             )
             subfolders[:] = [name for name in subfolders if name not in skip]
             names[:] = [name for name in names if name not in skip]
+        if relative_folder == "" or os.path.dirname(relative_folder) == "tasks":
+            names[:] = [name for name in names if name != RAY_FILE]
         links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
         for name in names + links:
             path = os.path.join(relative_folder, name)

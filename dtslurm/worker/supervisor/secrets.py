@@ -1,15 +1,18 @@
-"""Delete the values of secrets at the end of a run, when no later start of the job needs them."""
+"""Delete the secrets of a run at its end, when no later start of the job needs them."""
 
 import contextlib
 import os
 from typing import Mapping
 
 NAME = "secrets"
+RAY_FILE = "ray-token"  # the token of ray_node.py, of a run or a task of an array
 MARKS = "secrets-read"  # folder with a file for each array task that no longer needs them
 
 
 def delete_after_end(run_dir: str, env: Mapping[str, str]) -> None:
     """Delete the secrets of a run, or of an array after the end of its last task."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(run_dir, RAY_FILE))
     with contextlib.suppress(OSError):  # `dtslurm clean` deletes the file later
         task = env.get("SLURM_ARRAY_TASK_ID")
         if task:
