@@ -201,6 +201,7 @@ def test_c35_the_required_packages_of_a_login_node_are_limited() -> None:
         in_the_job = {  # the user's own environment
             "dtslurm_function": {"submitit"},
             "fabric_check": {"torch"},
+            "ray_node": {"ray"},
             "trial": {"optuna"},
             "trial_optuna": {"optuna"},
         }

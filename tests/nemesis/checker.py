@@ -188,9 +188,16 @@ def _contradiction(events: Sequence[Event], look: Event) -> str:
         return f"training code ended with {code}, and {look.get('code')} is told"
     if not cancelled:
         later = [event for event in events if event.who == "body" and event.at > look.until + _SLACK_S]
-        if later and not _asked_again(events, later[0].at):
+        lost = _supervised(events) is False and later and _lost_end(events, look, later[0])
+        if later and not lost and not _asked_again(events, later[0].at):
             return f"{later[0].what} {later[0].at - look.until:.1f} s later"
     return ""
+
+
+def _lost_end(events: Sequence[Event], look: Event, later: Event) -> bool:
+    """Tell whether a killed controller may have lost an end that it had told, and started the job again."""
+    killed = [event for event in _of(events, "fault") if event.get("kind") == "N2"]
+    return any(look.at < event.until and event.at < later.at for event in killed)
 
 
 def _of_no_start(events: Sequence[Event], look: Event) -> bool:
@@ -231,9 +238,7 @@ def _came_back(run: str, events: Sequence[Event], looks: Sequence[Event]) -> Ite
     ]
     if not later:
         return
-    killed = [event for event in faults if event.get("kind") == "N2"]
-    lost = any(first.at < event.until and event.at < later[0].at for event in killed)
-    if not lost and not _asked_again(events, later[0].until):
+    if not _lost_end(events, first, later[0]) and not _asked_again(events, later[0].until):
         yield Violation("false verdict", run, f"{first.get('state')}, and {later[0].get('state')} afterwards")
 
 
@@ -282,7 +287,8 @@ def _bad_node_used(run: str, events: Sequence[Event]) -> Iterator[Violation]:
     for event in _of(events, "submit"):
         missing = sorted(set(event.get("noted", ())) - set(event.get("excluded", ())))
         disturbed = any(fault.at < event.until and event.at < fault.until + _SHARED_S for fault in faults)
-        if missing and not disturbed and len(event.get("noted")) < len(NODES):
+        unwritten = any(fault.at < event.until for fault in faults if fault.get("kind") == "N9")
+        if missing and not disturbed and not unwritten and len(event.get("noted")) < len(NODES):
             yield Violation("bad node used", run, f"{', '.join(missing)} were noted and are not excluded")
 
 

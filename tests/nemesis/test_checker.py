@@ -238,6 +238,15 @@ FINE |= {
         *of_task(1, body(2, "begin", job="8"), body(6, "begin", 1, job="8"),
                  body(7, "end", 1, job="8", code=0), final("COMPLETED")),
     ],
+    "submitted after a time in which notes could not be written": [
+        Event(0.1, 0.4, "nemesis", "fault", "", {"kind": "N9", "target": "full"}),
+        did(9, "submit", **NOTED), *DONE, final("COMPLETED"),
+    ],
+    "failed, and started again by a controller that had lost the end": [
+        planned(supervised=False), did(1, "submit"), *FAILED, told(5, "FAILED", code=3),
+        Event(6, 7, "nemesis", "fault", "", {"kind": "N2", "target": "controller"}),
+        body(50, "begin", 1), body(51, "end", 1, code=3), final("FAILED", code=3),
+    ],
     "submitted while all nodes are noted": [
         did(1, "submit", noted=["n1", "n2", "n3"], excluded=[]), *DONE, final("COMPLETED"),
     ],
@@ -290,6 +299,11 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
          told(6, "RUNNING", terminal=False), final("COMPLETED")],
     ),
     "completed and never done": ("false verdict", [did(1, "submit"), body(2, "begin"), final("COMPLETED")]),
+    "failed, and started again by nobody": (
+        "false verdict",
+        [planned(supervised=False), did(1, "submit"), *FAILED, told(5, "FAILED", code=3),
+         body(50, "begin", 1), body(51, "end", 1, code=3), final("FAILED", code=3)],
+    ),
     "failed and at work": (
         "false verdict",
         [did(1, "submit"), body(2, "begin"), told(2.2, "NODE_FAIL"), body(4, "commit"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
+import paramiko
 import pytest
 
 from dtslurm.errors import (
@@ -94,6 +96,28 @@ def test_files_are_transferred_without_sftp(sshd_lab: SshLab, to: Reach, tmp_pat
     there = to("plain")
     there.put(b"x" * 5_000_000, str(tmp_path / "file"))
     assert there.get(str(tmp_path / "file")) == b"x" * 5_000_000
+
+
+@pytest.mark.parametrize("kind", ["paramiko"])
+def test_f58_refusal_whose_reason_went_to_another_thread_is_no_lost_connection(
+    sshd_lab: SshLab, to: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the server refuses two sessions at once, paramiko gives both reasons to one of them."""
+    result = server(sshd_lab, "two-at-once")
+    there = to("two-at-once")
+    there.open()
+    before = logins(result)
+    link = there._link  # type: ignore[attr-defined]
+    open_session, refusals = link.open_session, [paramiko.SSHException("Unable to open channel.")]
+
+    def refuse_once(**options: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return open_session(**options)
+
+    monkeypatch.setattr(link, "open_session", refuse_once)
+    assert there.run(["echo", "on"], timeout=60).stdout == "on\n"
+    assert logins(result) == before
 
 
 def test_f58_commands_wait_when_the_server_limits_sessions(sshd_lab: SshLab, to: Reach) -> None:

@@ -29,6 +29,8 @@ _WINDOW = 1 << 26
 _PACKET = 1 << 15
 _KEEPALIVE_S = 15
 _TCP_USER_TIMEOUT_MS = 60_000
+# If a server refuses sessions of two threads at once, paramiko may give both reasons to one of them.
+_REASON_LOST = "Unable to open channel."
 _OPEN_SESSION_S = 20.0
 _MAX_HOPS = 8
 _CHUNK = 1 << 18
@@ -159,6 +161,8 @@ class ParamikoTransport(RemoteTransport):
                 f"the server allows no more sessions over one login ({error.text})"
             ) from None
         except (SSHException, EOFError, OSError) as error:
+            if str(error) == _REASON_LOST and link.is_active():
+                raise SessionRefused("the server allows no more sessions over one login") from None
             self._drop()
             if "imeout" in str(error):
                 raise HostUnavailable(
