@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from dtslurm import assets
 from dtslurm.worker.preflight import framework, gpus, kernel, main, network, places, ports
 from dtslurm.worker.preflight.findings import Finding, finding, line, parse_object
 from dtslurm.worker.supervisor import health
+from tests import disks
 
 DATA = Path(__file__).with_name("data")
 CC = shutil.which("cc")
@@ -276,6 +278,18 @@ def test_writable_directories_pass_the_checks_and_stay_empty(
     assert levels(places.run_dir(str(tmp_path / "none"))) == {"run-dir": "bad"}
     assert levels(places.shm(str(tmp_path / "none"))) == {"shm": "unknown"}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_f16_a_full_file_system_of_runs_is_waited_for_and_not_blamed_on_the_node(tmp_path: Path) -> None:
+    with disks.small_disk(tmp_path / "disk", "size=4m") as folder:
+        disks.fill(folder)
+        [result] = places.run_dir(str(folder), patience_s=0.0)
+        assert (result["level"], "No space left" in result["evidence"]) == ("warn", True)
+        assert levels([places.writable("disk", str(folder))]) == {"disk": "bad"}  # of this node alone
+        removal = threading.Timer(1.5, (folder / "filler").unlink)
+        removal.start()
+        assert levels(places.run_dir(str(folder), patience_s=60.0)) == {"run-dir": "ok"}
+        removal.join()
 
 
 @pytest.mark.parametrize(("free", "expected"), [(10 << 20, "bad"), (500 << 20, "warn"), (9 << 30, "ok")])

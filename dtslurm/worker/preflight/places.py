@@ -3,6 +3,7 @@
 import errno
 import os
 import tempfile
+import time
 from typing import Any, List, Mapping
 
 from .findings import BAD, OK, UNKNOWN, WARN, Finding, finding
@@ -11,6 +12,8 @@ MIB, GIB = 2.0**20, 2.0**30
 TEST_BYTES = 1 << 20
 # Free bytes below which the level is bad, and below which it is a warning.
 LITTLE = {"disk": (64 * MIB, GIB), "shm": (32 * MIB, GIB)}
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL_S = 20.0  # to wait for space; the check has 30 s
 FAULTS = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.ESTALE, errno.ENOTCONN, errno.EDQUOT, errno.ENODEV)
 
 
@@ -30,9 +33,18 @@ def shm(path: str = "/dev/shm") -> List[Finding]:  # noqa: S108
     return [writable("shm", path)]
 
 
-def run_dir(path: str) -> List[Finding]:
-    """Check that this node can write to the run directory."""
-    return [writable("run-dir", path)]
+def run_dir(path: str, patience_s: float = FULL_S) -> List[Finding]:
+    """Check that this node can write to the run directory.
+
+    A file system that is full for all nodes is no fault of this one: it may have space again soon, and else
+    training fails with a message of its own.
+    """
+    end = time.monotonic() + patience_s
+    while True:
+        result = writable("run-dir", path)
+        if result["level"] != WARN or time.monotonic() > end:
+            return [result]
+        time.sleep(1)
 
 
 def writable(check: str, path: str) -> Finding:
@@ -49,6 +61,8 @@ def writable(check: str, path: str) -> Finding:
     except OSError as error:
         # A missing permission is by the node's configuration; a failing device is a fault.
         level = BAD if error.errno in FAULTS or check != "disk" else UNKNOWN
+        if check == "run-dir" and error.errno in FULL:
+            level = WARN
         return finding(check, level, "cannot write to {}: {}".format(path, error.strerror or error))
     if not same:
         return finding(check, BAD, "{} returned other bytes than were written".format(path))
