@@ -176,7 +176,11 @@ def _mixed(dice: random.Random, seed: int, networked: bool) -> Schedule:
     if first == "N24":  # from the beginning, so that a supervisor finds the node bad before the last run
         faults[0] = replace(faults[0], at=0.0)
         runs = [replace(run, supervised=True, check=True) for run in runs]
-    runs = [run if dice.random() < 0.8 else replace(run, command=True, earlier=True) for run in runs]
+    writable_home = all(fault.kind != "N26" for fault in faults)  # the earlier version loses its runs without
+    runs = [
+        replace(run, command=True, earlier=True) if dice.random() >= 0.8 and writable_home else run
+        for run in runs
+    ]
     late = _run(dice, f"s{seed}-r2")
     runs.append(replace(late, at=round(dice.uniform(10, 14), 2), command=False, check=True))
     if first == "N21" or dice.random() < 0.15:
