@@ -10,12 +10,14 @@ from dtslurm.suggestions import suggest_name
 
 
 def find_unknown_secrets(spec: JobSpec) -> Iterator[str]:
-    """Yield a problem for each secret of a role that is none of the job's."""
-    for role in spec.other_roles:
+    """Yield a problem for each secret that a role names and the job does not have."""
+    if spec.roles is None:
+        return
+    for role in spec.roles.others:
         for name in role.options.secrets or ():
             if name not in spec.secrets:
-                suggestion = suggest_name(name, spec.secrets) or "; pass it with --secret, too"
-                yield f"roles.{role.name}.secrets: {name} is no secret of the job{suggestion}"
+                fix = suggest_name(name, spec.secrets) or f"; add it to secrets of {spec.roles.main}"
+                yield f"roles.{role.name}.secrets: the job has no secret {name}{fix}"
 
 
 def find_gpu_conflicts(spec: JobSpec, layout: TaskLayout) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from dtslurm.model.shell import quote
 
 _SECRET_NAME = re.compile(
-    r"(?i)^(?!.*_(?:PATH|FILE|DIR)$)"  # these hold the place of a secret
+    r"(?i)^(?!.*_(?:PATH|FILE|DIR)$)"  # the value is only the location of a secret
     r".*(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)(?:_|$)"
 )
 _URL_WITH_PASSWORD = re.compile(r"://[^/?#@:\s]*:[^/?#@\s]+@")

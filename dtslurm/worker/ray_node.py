@@ -28,9 +28,10 @@ def main(arguments: List[str]) -> int:
     head = ""
     if arguments[:1] == ["--address"]:
         head, arguments = arguments[1], arguments[2:]
+    own_options = worker_options(head) if head else head_options()
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=read_token(create=not head))
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, because paths of sockets are limited
-    words = [*shared_options(folder), *(worker_options(head) if head else head_options()), *arguments]
+    words = [*shared_options(folder), *own_options, *arguments]
     ray = subprocess.Popen([sys.executable, __file__, "start", *words])
 
     def end(*_: object) -> None:
@@ -113,14 +114,11 @@ def read_token(create: bool) -> str:
         create: whether to write the token if there is none.
     """
     path = os.path.join(os.environ["DTSLURM_RUN_DIR"], "ray-token")
-    if create:
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            pass  # of an earlier start
-        else:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(os.urandom(32).hex())
+    if create and not os.path.exists(path):  # an earlier start of the head has written it
+        unfinished = path + ".new"
+        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(os.urandom(32).hex())
+        os.replace(unfinished, path)
     with open(path) as file:
         return file.read().strip()
 

@@ -59,9 +59,8 @@ def string_literals(tree: ast.AST) -> Iterator[str]:
 @cache
 def recommended_commands() -> list[str]:
     """Return the text after ``dtslurm`` in each message, up to the end of the clause."""
-    programs = [
-        path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "examples.py"
-    ]  # by test_help
+    paths = [path for path in PACKAGE.rglob("*.py") if path.name != "examples.py"]  # test_help.py runs those
+    programs = [path.read_text() for path in paths]
     texts = [
         text
         for program in programs

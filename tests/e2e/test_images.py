@@ -145,8 +145,8 @@ def test_roles_run_in_images_of_their_own(boxed: Cli) -> None:
         name: (roles / f"{name}-0" / "logs/0/rank-0.log").read_text().split("/")[-1].strip()
         for name in ("same", "other", "bare")
     }
-    assert trained.endswith("torch-2.9" + images["same"].removeprefix("torch-2.9"))
     assert images["same"].startswith("torch-2.9")
+    assert trained.endswith(images["same"])
     assert images["other"].startswith("vllm-0.9")
     assert images["bare"] == "image None"
     assert sorted(source for *_, source in pull_commands(boxed)) == [

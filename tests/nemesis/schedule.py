@@ -176,9 +176,10 @@ def _mixed(dice: random.Random, seed: int, networked: bool) -> Schedule:
     if first == "N24":  # from the beginning, so that a supervisor finds the node bad before the last run
         faults[0] = replace(faults[0], at=0.0)
         runs = [replace(run, supervised=True, check=True) for run in runs]
-    writable_home = all(fault.kind != "N26" for fault in faults)  # the earlier version loses its runs without
+    # If its home cannot be written, a client of the earlier version loses its runs.
+    home_is_damaged = any(fault.kind == "N26" for fault in faults)
     runs = [
-        replace(run, command=True, earlier=True) if dice.random() >= 0.8 and writable_home else run
+        replace(run, command=True, earlier=True) if dice.random() >= 0.8 and not home_is_damaged else run
         for run in runs
     ]
     late = _run(dice, f"s{seed}-r2")

@@ -38,8 +38,8 @@ case $way in
 esac
 exec "${real[@]}" "$@"
 """
-# What it prints becomes the environment of each batch script and each task of a step. The scripts of earlier
-# versions do not outlive what these do; they get the variables later, as options.
+# Slurm sets the variables that this program prints for each batch script and each task of a step. The scripts
+# of an earlier version cannot handle these faults at their start; they get the variables by --env instead.
 TASK_PROLOG = """\
 #!/bin/sh
 grep -qxF "$SLURM_JOB_NAME" FOLDER/earlier-runs || cat FOLDER/task-environment

@@ -65,5 +65,5 @@ def test_secret_of_a_role_must_be_one_of_the_job() -> None:
     names = ("HUB_KEY", "JUDGE_KEY")
     spec = JobSpec(name="t", script="t.py", work_dir="/w", launcher="srun", roles=roles, secrets=names)
     assert list(find_unknown_secrets(spec)) == [
-        "roles.judge.secrets: JUDGE_KEI is no secret of the job; did you mean 'JUDGE_KEY'?"
+        "roles.judge.secrets: the job has no secret JUDGE_KEI; did you mean 'JUDGE_KEY'?"
     ]
