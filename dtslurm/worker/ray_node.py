@@ -115,8 +115,10 @@ def read_token(create: bool) -> str:
     """
     path = os.path.join(os.environ["DTSLURM_RUN_DIR"], "ray-token")
     if create and not os.path.exists(path):  # an earlier start of the head has written it
-        unfinished = path + ".new"
-        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        descriptor, unfinished = tempfile.mkstemp(
+            prefix=".ray-token-", dir=os.path.dirname(path)
+        )  # mode 0600
+        with os.fdopen(descriptor, "w") as file:
             file.write(os.urandom(32).hex())
         os.replace(unfinished, path)
     with open(path) as file:
