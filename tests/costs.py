@@ -1,12 +1,11 @@
 """The time and CPU time of each test: `pytest --costs=FILE`, then `python -m tests.costs FILE`.
 
-The CPU time of a test is that of this process and everything below it, a Slurm and its jobs included.
-Processes that detach themselves (those of cluster `local`) are counted in the total of the machine alone.
+The CPU time of a test is that of this process and all that it has started, a Slurm and its jobs included.
+A control group of Linux (version 2) counts it, which root alone can make.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -18,6 +17,8 @@ from pathlib import Path
 import pytest
 
 TICKS = os.sysconf("SC_CLK_TCK")
+GROUPS = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
+CPU_FILE: list[Path] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,18 +28,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin to count the CPU time."""
+    if config.option.costs:
+        join_own_group()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Append what a test and its fixtures took."""
     file = item.config.option.costs
     if not file:
         return (yield)
-    began, cpu, machine = time.monotonic(), cpu_seconds_below(os.getpid()), machine_cpu_seconds()
+    began, cpu, machine = time.monotonic(), cpu_seconds(), machine_cpu_seconds()
     result = yield
     row = {
         "test": item.nodeid,
         "seconds": round(time.monotonic() - began, 3),
-        "cpu": round(cpu_seconds_below(os.getpid()) - cpu, 2),
+        "cpu": round(cpu_seconds() - cpu, 2),
         "machine": [round(machine, 2), round(machine_cpu_seconds(), 2)],
     }
     with Path(file).open("a") as lines:  # one write a line: the worker processes share the file
@@ -46,22 +53,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     return result
 
 
-def cpu_seconds_below(root: int) -> float:
-    """Return the CPU seconds of a process, of those below it, and of those that they have waited for."""
-    ticks: dict[int, int] = {}
-    children: dict[int, list[int]] = defaultdict(list)
-    for entry in os.listdir("/proc"):  # noqa: PTH208 (hundreds of times)
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{entry}/stat").read_text(errors="replace").rpartition(")")[2].split()
-                children[int(words[1])].append(int(entry))
-                ticks[int(entry)] = sum(map(int, words[11:15]))
-    total, queue = 0, [root]
-    while queue:
-        pid = queue.pop()
-        total += ticks.get(pid, 0)
-        queue += children[pid]
-    return total / TICKS
+def join_own_group() -> None:
+    """Move this process into a control group of its own, in which all that it starts remains."""
+    groups = next(folder for folder in GROUPS if (folder / "cgroup.procs").exists())
+    group = groups / f"tests-{os.getpid()}"
+    group.mkdir(exist_ok=True)
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    CPU_FILE.append(group / "cpu.stat")
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of all that it has started, detached processes included."""
+    return int(CPU_FILE[0].read_text().split()[1]) / 1e6
 
 
 def machine_cpu_seconds() -> float:

@@ -29,6 +29,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             text = "ok"
         self.send_response(200)
+        self.send_header("Content-Length", str(len(text.encode())))
         self.end_headers()
         self.wfile.write(text.encode())
 

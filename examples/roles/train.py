@@ -4,6 +4,7 @@ A request that fails is repeated, with the addresses of the instances that are r
 """
 
 import argparse
+import http.client
 import time
 import urllib.request
 
@@ -22,8 +23,8 @@ def fetch_sample(generator: train.Role, prompt: int, seed: int) -> float:
             try:
                 with urllib.request.urlopen(url, timeout=2) as answer:
                     return float(answer.read())
-            except OSError:
-                pass  # it is being restarted
+            except (OSError, http.client.HTTPException):
+                pass  # it is being restarted, perhaps in the middle of an answer
         time.sleep(0.2)
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
+import runpy
 import shutil
+import socket
+import threading
+import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,3 +47,35 @@ def test_evaluations_of_the_example_succeed(tmp_path: Path) -> None:
     assert {code for _, code in results} == {0}, log
     assert results[-1] == (640, 0)
     assert float(log.split()[-1]) < 0.01
+
+
+def test_a_sample_whose_server_ended_in_the_middle_of_its_answer_is_fetched_again() -> None:
+    pytest.importorskip("torch")
+    fetch_sample = runpy.run_path(str(FOLDER / "train.py"))["fetch_sample"]
+    body = b"0.25"
+    answers = [b"", b"HT", *(header(body) + body[:count] for count in (0, 2, 4))]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer_in_turn, args=(server, answers), daemon=True).start()
+        role = SimpleNamespace(urls=[f"http://127.0.0.1:{server.getsockname()[1]}"])
+        assert fetch_sample(role, 0, 0) == 0.25
+
+
+def header(body: bytes) -> bytes:
+    return b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+
+
+def answer_in_turn(server: socket.socket, answers: list[bytes]) -> None:
+    for answer in answers:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(answer)
+
+
+def test_the_generator_says_how_long_its_answers_are() -> None:
+    handler = runpy.run_path(str(FOLDER / "generator.py"))["Handler"]
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/sample?prompt=1"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            assert answer.headers["Content-Length"] == str(len(answer.read()))

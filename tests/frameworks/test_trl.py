@@ -76,7 +76,7 @@ def test_asynchronous_trainer_continues_when_a_server_of_its_policy_is_killed(ac
     os.kill(address(run, "policy-0")["pid"], signal.SIGKILL)
     status = cli.wait_for_end(job, limit=400)["statuses"][0]
     text = (run.logs(0) / "rank-0.log").read_text()
-    assert status["state"] == "COMPLETED", text
+    assert status["state"] == "COMPLETED", text[-3000:]
     assert "weights sent again to policy-0" in text
     assert [event["cause"] for event in events_of(run, "role_ended")] == ["killed"]
     rewards = json.loads(text.split("rewards ")[-1])

@@ -4,6 +4,7 @@ The samples come from the role ``policy``, to which the weights go over HTTP. A 
 the weights of its start, so it gets the present ones before it generates.
 """
 
+import http.client
 import io
 import json
 import queue
@@ -33,11 +34,14 @@ def post(url: str, body: bytes) -> dict[str, Any]:
     """Return the answer of a server.
 
     Raises:
-        OSError: it does not answer.
+        OSError: it does not answer, or only in part.
     """
-    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=20) as answer:
-        document: dict[str, Any] = json.loads(answer.read())
-        return document
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=20) as answer:
+            document: dict[str, Any] = json.loads(answer.read())
+            return document
+    except http.client.HTTPException as error:  # the server ended in the middle of its answer
+        raise OSError(str(error)) from error
 
 
 class Weights:
