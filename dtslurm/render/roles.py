@@ -33,7 +33,17 @@ def role_files(
     for role in spec.other_roles:
         container = containers[role.name]
         task = RawShell(f'"$DTSLURM_RUN_DIR/role-{role.name}-task.sh"')
-        srun = ("srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", RawShell('--nodelist="$1"'))
+        count = role.options.nodes_per_instance
+        srun = [
+            "srun",
+            f"--nodes={count}",
+            f"--ntasks={count}",
+            "--ntasks-per-node=1",
+            RawShell('--nodelist="$1"'),
+        ]
+        if count > 1:
+            # Only srun writes the log: several nodes cannot append to one file of a network file system.
+            srun += ["--kill-on-bad-exit=1", "--open-mode=append", RawShell('--output="$DTSLURM_ROLE_LOG"')]
         words = (*srun, *_SHARED, *profile.slurm.srun_options, *container.words(), "bash", task)
         role_values = {
             **values,
@@ -63,6 +73,7 @@ def _task_values(role: RoleSpec) -> dict[str, object]:
             {"name": RawShell(name), "value": quote_with_references(value or "")}
             for name, value in options.env.items()
         ],
+        "node_count": options.nodes_per_instance,
         "ports": bool(role.ports),
         "port_names": [RawShell(port_variable(name)) for name in role.ports],
         "port_format": RawShell(port_format),
@@ -90,6 +101,7 @@ def _describe_role(role: RoleSpec, roles: Roles, layout: TaskLayout) -> dict[str
         "nodes": role.nodes,
         "on": role.on,
         "instances": role.instances,
+        "nodes_per_instance": options.nodes_per_instance,
         "per_node": options.instances is None and (role.nodes > 0 or options.per is not None),
         "gpus": roles.gpus_per_instance(role, layout.nodes, layout.gpus_per_node),
         "ports": role.ports,

@@ -87,6 +87,15 @@ def test_variables_of_the_main_role_may_refer_to_other_roles(tmp_path: Path) -> 
     }
 
 
+def test_role_with_several_nodes_for_each_instance(tmp_path: Path) -> None:
+    text = "  rollout: {command: [serve, '${node.rank}'], nodes: 4, nodes_per_instance: 2}\n"
+    roles = read_roles(tmp_path, TRAINER + text)
+    assert (roles.others[0].nodes, roles.others[0].instances, roles.nodes) == (4, 2, 4)
+    assert roles.gpus_per_instance(roles.others[0], 2, 8) is None
+    default = read_roles(tmp_path, TRAINER + text.replace("nodes: 4, ", ""))
+    assert (default.others[0].nodes, default.others[0].instances) == (2, 1)
+
+
 def test_escaped_reference_stays_for_the_job(tmp_path: Path) -> None:
     roles = read_roles(tmp_path, TRAINER + "  rollout: {command: [a, '$${port.http}', '$${HOME}']}\n")
     assert roles.others[0].options.command == ("a", "$${port.http}", "${HOME}")
@@ -123,12 +132,21 @@ def test_escaped_reference_stays_for_the_job(tmp_path: Path) -> None:
         (with_rollout("metrics: /metrics, ports: []"), "needs a port, and the role has none"),
         (with_rollout("instances: 1001"), "should be at most 1000"),
         (with_rollout("instances: 0"), "should be more than 0"),
-        (with_rollout("nodes: 3, instances: 2"), "2 of 3 nodes are used: each runs on one node"),
+        (with_rollout("nodes: 3, instances: 2"), "2 of 3 nodes are used: give nodes_per_instance"),
         (with_rollout("ready: {line: '('}"), "is not a regular expression"),
         (with_rollout("restart: sometimes"), "should be alone, with trainer or never"),
         (TRAINER + "  rollout: {ready: {tcp: true}}\n", "is missing: give a list"),
         (with_rollout("instances: 2, per: node"), "already gives the number of instances"),
         (with_rollout("qos: high"), "unknown key"),
+        (with_rollout("nodes: 3, nodes_per_instance: 2"), "3 is no multiple of nodes_per_instance (2)"),
+        (with_rollout("nodes: 1, nodes_per_instance: 2"), "1 is no multiple of nodes_per_instance (2)"),
+        (with_rollout("nodes_per_instance: 0"), "should be more than 0"),
+        (with_rollout("on: trainer, nodes_per_instance: 2"), "give nodes instead of on"),
+        (with_rollout("per: node, nodes_per_instance: 2"), "give nodes instead of per"),
+        (with_rollout("nodes: 4, nodes_per_instance: 2, instances: 3"), "follows from nodes and nodes_per_"),
+        (with_rollout("nodes: 2, nodes_per_instance: 2, gpus: 1"), "has all GPUs of its nodes"),
+        (with_rollout("args: ['${node.number}']"), "there are ${node.rank}, ${node.count}, ${node.head}"),
+        (TRAINER.replace("role.rollout.urls", "node.rank"), "${node.rank}: the main role has the variables"),
         (TRAINER + "  rollout: {extends: vlm}\n", "there is no ready-made role 'vlm'; did you mean 'vllm'?"),
         (TRAINER + "  rollout: {command: ['${role.rollout.urls}']}\n", "cannot refer to its own addresses"),
         (TRAINER + "  rollout: {command: ['${role.trainer.urls}']}\n", "no role 'trainer' with addresses"),

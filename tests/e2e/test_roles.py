@@ -84,6 +84,38 @@ roles:
 """
 
 
+# A server that torchrun starts on each node of an instance. It answers as soon as all nodes have joined.
+SPANNING = """\
+import http.server, os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+names = [None] * dist.get_world_size()
+dist.all_gather_object(names, (os.environ["SLURMD_NODENAME"], os.getppid()))
+print("joined", *(f"{name}={pid}" for name, pid in names), flush=True)
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+if dist.get_rank() == 0:
+    http.server.ThreadingHTTPServer(("", int(sys.argv[1])), Handler).serve_forever()
+dist.barrier()
+"""
+TWO_NODES_EACH = """\
+job_name: train
+time: 10
+roles:
+  trainer: {{script: wait.py, python: "{python}", launcher: srun}}
+  rollout:
+    command: ["{python}", -m, torch.distributed.run, "--nnodes=${{node.count}}"]
+    args: ["--node-rank=${{node.rank}}", "--master-addr=${{node.head}}",
+           "--master-port=${{port.rendezvous}}", spanning.py, "${{port.http}}"]
+    ports: [http, rendezvous]
+    nodes: 2
+    nodes_per_instance: 2
+    ready: {{http: /, within: 5m}}
+"""
+
+
 def write_job(cli: Cli, script: str, text: str, **values: Any) -> str:
     """Write a job file with a trainer and a role rollout, and return its name."""
     cli.script(SERVER, "serve.py")
@@ -428,3 +460,41 @@ def test_f95_instance_of_a_lost_node_moves_to_the_spare_node(
             assert second["node"] not in {node, events_of(run, "attempt")[0]["nodes"][0]}
             assert events_of(run, "node_excluded")[0]["node"] == node
             assert len(events_of(run, "attempt")) == 1  # the trainer has not noticed
+
+
+@pytest.mark.slurm
+def test_instance_with_several_nodes_restarts_on_all_of_them_and_moves_from_a_lost_one(
+    tmp_path: Path, lab_root: Path, slurm_software: Software
+) -> None:
+    pytest.importorskip("torch")
+    with SlurmLab(lab_root, nodes=4, gpus=0, software=slurm_software, extra_conf=["SlurmdTimeout=8"]) as lab:
+        env = {**lab.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")}
+        with command_line("slurm", tmp_path, env) as cli:
+            cli.script(SPANNING, "spanning.py")
+            cli.script(WAITER, "wait.py")
+            job_file = cli.script(TWO_NODES_EACH.format(python=sys.executable), "job.yaml")
+            job, run = start(cli, job_file, "--spare-nodes", "1")
+            joined = _await_joined(cli, run, 0)
+            assert ",".join(joined) == instances_of(cli, job)[0]["node"]
+            assert cli("logs", job, "--role", "rollout").stdout.count("joined ") == 2
+            os.kill(list(joined.values())[1], signal.SIGKILL)
+            assert list(_await_joined(cli, run, 1)) == list(joined)
+            lost = list(joined)[1]
+            lab.kill_node(lost)
+            moved = _await_joined(cli, run, 2)
+            assert set(moved) - set(joined) == set(lab.node_names) - set(joined) - {_main_node(run)}
+            assert [event["node"] for event in events_of(run, "node_excluded")] == [lost]
+            assert [event["cause"] for event in events_of(run, "role_ended")] == ["killed", "node-failure"]
+            assert len(events_of(run, "attempt")) == 1
+
+
+def _await_joined(cli: Cli, run: RunDir, number: int) -> dict[str, int]:
+    """Return the processes by node of an instance's start, in the order of their ranks."""
+    wait_for_events(cli, run, "role_ready", number + 1, 240)
+    text = (run.path / f"roles/rollout-0/logs/{number}/rank-0.log").read_text()
+    words = next(line for line in text.splitlines() if line.startswith("joined ")).split()[1:]
+    return {name: int(pid) for name, _, pid in (word.partition("=") for word in words)}
+
+
+def _main_node(run: RunDir) -> str:
+    return str(events_of(run, "attempt")[0]["nodes"][0])

@@ -21,11 +21,11 @@ NODES = ["n1", "n2", "n3", "n4", "n5"]
 class Site:
     """A supervisor of two nodes of training, whose roles get the next nodes."""
 
-    def __init__(self, folder: Path, *others: RoleSpec) -> None:
-        self.healthy = list(NODES)
+    def __init__(self, folder: Path, *others: RoleSpec, nodes: list[str] = NODES) -> None:
+        self.healthy = list(nodes)
         self.events: list[dict[str, Any]] = []
         self.supervisor = SimpleNamespace(
-            run_dir=str(folder), top=str(folder), nodes=NODES, attempt_nodes=["n1", "n2"], term_at=None,
+            run_dir=str(folder), top=str(folder), nodes=nodes, attempt_nodes=["n1", "n2"], term_at=None,
             settings=SimpleNamespace(nodes=2, python=""), ledger=SimpleNamespace(event=self.note),
             healthy=lambda: self.healthy, say=lambda _text: None,
         )  # fmt: skip
@@ -40,17 +40,21 @@ class Site:
         """Let all instances of a role start; return their nodes and GPUs."""
         places = []
         for instance in self.monitor.instances[name]:
-            node = self.monitor._choose_node(instance)
-            instance.gpus = self.monitor._choose_gpus(instance, node)
-            instance.node = node
+            instance.nodes = self.monitor._choose_nodes(instance)
+            instance.gpus = self.monitor._choose_gpus(instance, instance.node)
             instance.set_state(instances.READY)
-            places.append((node, instance.gpus))
+            places.append((instance.node, instance.gpus))
         return places
 
 
 def with_gpus(name: str, gpus: int, **values: Any) -> RoleSpec:
     spec = role(name, **values)
     return replace(spec, options=replace(spec.options, gpus=gpus, instances=values.get("instances")))
+
+
+def with_several_nodes(name: str, count: int, **values: Any) -> RoleSpec:
+    spec = role(name, **values)
+    return replace(spec, options=replace(spec.options, nodes_per_instance=count))
 
 
 def with_instances(name: str, count: int, **values: Any) -> RoleSpec:
@@ -126,7 +130,27 @@ def test_instance_of_an_unhealthy_node_moves_to_a_spare_node(tmp_path: Path) -> 
     assert site.place() == [("n5", None), ("n4", None)]
     assert site.monitor.reserved_nodes() == ["n4", "n5"]
     site.healthy.remove("n5")
-    assert not site.monitor._choose_node(site.monitor.instances["rollout"][0])  # n4 has no free GPU
+    assert not site.monitor._choose_nodes(site.monitor.instances["rollout"][0])  # n4 has no free GPU
+
+
+def test_instances_with_several_nodes_share_none_and_move_to_spare_nodes(tmp_path: Path) -> None:
+    names = [f"n{number}" for number in range(1, 8)]
+    site = Site(tmp_path, with_several_nodes("rollout", 2, nodes=4, instances=2), nodes=names)
+    assert site.place() == [("n3,n4", None), ("n5,n6", None)]
+    site.healthy.remove("n4")
+    assert site.place() == [("n3,n7", None), ("n5,n6", None)]
+    assert site.monitor.reserved_nodes() == ["n3", "n5", "n6", "n7"]
+    site.healthy.remove("n5")
+    assert not site.monitor._choose_nodes(site.monitor.instances["rollout"][1])  # n6 alone is not enough
+
+
+def test_scale_of_instances_with_several_nodes_counts_whole_instances(tmp_path: Path) -> None:
+    names = [f"n{number}" for number in range(1, 8)]
+    site = Site(tmp_path, with_several_nodes("rollout", 2, nodes=2, instances=1), nodes=names)
+    assert site.place() == [("n3,n4", None)]
+    site.monitor._scale_role(site.monitor.plan.roles[0], 3)  # three nodes are left, enough for one more
+    assert site.place() == [("n3,n4", None), ("n5,n6", None)]
+    assert (site.events[0]["instances"], site.events[0]["requested"]) == (2, 3)
 
 
 @pytest.mark.parametrize(("count", "reached", "nodes"), [(3, 3, 3), (4, 3, 3), (1, 1, 2), (2, 2, 2)])

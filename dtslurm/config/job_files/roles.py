@@ -191,7 +191,8 @@ class _Checker:
         self._check_command(name, options)
         self._check_readiness(name, options, ports)
         self._check_metrics(name, options, ports)
-        nodes, on, instances = self._choose_nodes(name, options)
+        choose = self._choose_nodes if options.nodes_per_instance == 1 else self._divide_nodes
+        nodes, on, instances = choose(name, options)
         role = RoleSpec(
             name=name,
             options=options,
@@ -294,13 +295,36 @@ class _Checker:
                 self.report(name, "instances", f"should be at most {roles.MAX_INSTANCES}")
             if options.instances < nodes:
                 self.report(
-                    name, "instances", f"{options.instances} of {nodes} nodes are used: each runs on one node"
+                    name,
+                    "instances",
+                    f"{options.instances} of {nodes} nodes are used: give nodes_per_instance",
                 )
             return nodes, on, options.instances
         if options.per and on and on != self._tables.main:
             return nodes, on, self._options[on].nodes or 1
         # On the main role's nodes, 0 instances stand for one on each of its nodes.
         return nodes, on, (0 if options.per and on else 1) if on else max(nodes, 1)
+
+    def _divide_nodes(self, name: str, options: RoleOptions) -> tuple[int, str, int]:
+        """Return the same as `_choose_nodes` for a role whose instances have several nodes each."""
+        size = options.nodes_per_instance
+        nodes = size if options.nodes is None else options.nodes
+        if size < 1:
+            self.report(name, "nodes_per_instance", f"should be at least 1, not {size}")
+        elif options.on or options.per:
+            key = "on" if options.on else "per"
+            self.report(
+                name, "nodes_per_instance", f"needs nodes of the role's own: give nodes instead of {key}"
+            )
+        elif nodes < size or nodes % size:
+            self.report(name, "nodes", f"{nodes} is no multiple of nodes_per_instance ({size})")
+        elif options.instances not in {None, nodes // size}:
+            self.report(name, "instances", f"follows from nodes and nodes_per_instance: {nodes // size}")
+        elif options.gpus is not None:
+            self.report(name, "gpus", "an instance with several nodes has all GPUs of its nodes")
+        else:
+            return nodes, "", nodes // size
+        return 1, "", 1
 
     def _read_restart(self, name: str, options: RoleOptions) -> str:
         text = options.restart
@@ -369,6 +393,8 @@ def _find_reference_problem(
     match: re.Match[str], name: str, other_roles: Mapping[str, RoleSpec], ports: tuple[str, ...]
 ) -> str:
     kind, text = match[2], match[3]
+    if kind == "node":
+        return _find_node_reference_problem(text, is_main=name not in other_roles)
     if kind == "port":
         if text in ports:
             return ""
@@ -385,3 +411,10 @@ def _find_reference_problem(
     if port and port not in other_roles[role].ports:
         return f"{role} has no port {port!r} (ports: {', '.join(other_roles[role].ports) or 'none'})"
     return ""
+
+
+def _find_node_reference_problem(reference: str, *, is_main: bool) -> str:
+    if is_main:
+        return "the main role has the variables of its launcher instead, such as $RANK"
+    known = ", ".join(f"${{node.{name}}}" for name in roles.NODE_VARIABLES)
+    return "" if reference in roles.NODE_VARIABLES else f"there are {known}"

@@ -19,9 +19,14 @@ DEFAULT_SILENCE_S = 30
 MAX_INSTANCES = 1000  # of a role
 ALONE, WITH_MAIN, NEVER = "alone", "with main", "never"
 NO_CONTAINER = "none"
-# ${role.rollout.urls}, ${role.rollout.ports.weights} and ${port.http} stand for values known only in the job.
-REFERENCE = re.compile(r"(\$?)\$\{(role|port)\.([^{}]*)\}")
-_ALL_REFERENCES = re.compile(rf"(\$?)\$(?:{JOB_VALUE}|\{{(role|port)\.([^{{}}]*)\}})")
+# ${role.rollout.urls}, ${port.http} and ${node.rank} stand for values known only in the job.
+REFERENCE = re.compile(r"(\$?)\$\{(role|port|node)\.([^{}]*)\}")
+_ALL_REFERENCES = re.compile(rf"(\$?)\$(?:{JOB_VALUE}|\{{(role|port|node)\.([^{{}}]*)\}})")
+NODE_VARIABLES = {
+    "rank": "DTSLURM_NODE_RANK",  # the number of a node among those of its instance
+    "count": "DTSLURM_NODE_COUNT",  # how many nodes an instance has
+    "head": "DTSLURM_NODE_HEAD",  # the host of the node with number 0
+}
 _ROLE_REFERENCE = re.compile(rf"({NAME.pattern})\.(hosts|urls|ports)(?:\.({PORT_NAME.pattern}))?")
 
 
@@ -69,6 +74,7 @@ class RoleOptions:
         command: the program and its arguments; no shell interprets them.
         args: arguments that follow those of ``command``.
         nodes: the nodes that this role has for itself.
+        nodes_per_instance: the nodes of an instance, on each of which its command runs once.
         on: the role whose nodes this role shares.
         per: ``node`` starts an instance on each of the role's nodes.
         instances: the number of instances, distributed over the nodes in turn.
@@ -90,6 +96,7 @@ class RoleOptions:
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     nodes: int | None = None
+    nodes_per_instance: int = 1
     on: str | None = None
     per: Literal["node"] | None = None
     instances: int | None = None
@@ -169,7 +176,8 @@ class Roles:
             main_nodes: the nodes of the main role.
         """
         nodes_of_roles = {self.main: main_nodes, **{other.name: other.nodes for other in self.others}}
-        return -(-role.instances // nodes_of_roles[role.on or role.name]) if role.instances else 1
+        nodes = nodes_of_roles[role.on or role.name] // role.options.nodes_per_instance
+        return -(-role.instances // nodes) if role.instances else 1
 
     def gpus_per_instance(self, role: RoleSpec, main_nodes: int, gpus_per_node: int) -> int | None:
         """Return the GPUs that each instance has for itself; None if it sees all GPUs of its node.
@@ -206,9 +214,11 @@ def role_variables(role: RoleSpec) -> tuple[str, ...]:
 
 
 def reference_variable(kind: str, text: str) -> str | None:
-    """Return the variable for a reference such as ``role.rollout.urls``; None if it is malformed."""
+    """Return the variable of a reference such as ``${role.rollout.urls}``; None if it is malformed."""
     if kind == "port":
         return port_variable(text) if PORT_NAME.fullmatch(text) else None
+    if kind == "node":
+        return NODE_VARIABLES.get(text)
     match = _ROLE_REFERENCE.fullmatch(text)
     if match is None or (match[3] and match[2] != "ports"):
         return None

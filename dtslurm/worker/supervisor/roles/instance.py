@@ -1,4 +1,4 @@
-"""One instance of a role: a step of the job on one node, which outlives a supervisor that is killed."""
+"""One instance of a role: a step of the job, which outlives a supervisor that is killed."""
 
 import os
 import re
@@ -27,7 +27,7 @@ class Instance:
 
     Attributes:
         slot: the number of the first port of this instance among all ports of the job.
-        node: the node that it runs on, empty before its first start.
+        nodes: the nodes that it runs on, empty before its first start.
         gpus: the numbers of the GPUs that it may use, None for all GPUs of the node.
         start: the number of its current or last start, -1 before the first. Numbers are never reused.
         restarts: how many of its starts followed a failure.
@@ -44,7 +44,7 @@ class Instance:
         self.run_dir, self.role, self.number, self.slot = run_dir, role, number, slot
         self.name = "{}-{}".format(role.name, number)
         self.folder = os.path.join(run_dir, "roles", self.name)
-        self.node = ""
+        self.nodes: List[str] = []
         self.gpus: Optional[List[int]] = None
         starts = [int(name) for name in names_in(os.path.join(self.folder, "ranks")) if name.isdigit()]
         self.start = max(starts) if starts else -1  # an earlier start of the job has used these numbers
@@ -58,6 +58,11 @@ class Instance:
         self.load: Dict[str, float] = {}
         self.requests: Optional[List[float]] = None
         self._process: Any = None
+
+    @property
+    def node(self) -> str:
+        """The names of its nodes, separated by commas."""
+        return ",".join(self.nodes)
 
     @property
     def log(self) -> str:
@@ -83,8 +88,10 @@ class Instance:
         self.state, self.changed_at = state, time.time()
         self.was_ready = self.was_ready or state == READY
 
-    def begin(self, top: str, node: str, ports: Dict[str, int], port_step: int, env: Dict[str, str]) -> None:
-        """Start the instance on a node.
+    def begin(
+        self, top: str, nodes: List[str], ports: Dict[str, int], port_step: int, env: Dict[str, str]
+    ) -> None:
+        """Start the instance.
 
         Args:
             top: the path of the supervisor's own files.
@@ -95,11 +102,11 @@ class Instance:
         Raises:
             OSError: the instance's files cannot be written.
         """
-        self.start, self.node = self.start + 1, node
+        self.start, self.nodes = self.start + 1, nodes
         self.host, self.ports, self.load, self.requests = "", {}, {}, None
         for kind in ("logs", "ranks"):
             os.makedirs(os.path.join(self.folder, kind, str(self.start)), exist_ok=True)
-        step_env = dict(agents.step_on(top, node)[1], **env)
+        step_env = dict(agents.step_on(top, self.node)[1], **env)
         step_env.update(
             DTSLURM_ROLE=self.role.name,
             DTSLURM_ROLE_INSTANCE=str(self.number),
@@ -117,7 +124,7 @@ class Instance:
         self.set_state(STARTING)
         self.answered_at = time.monotonic()
         self._process = subprocess.Popen(
-            [sys.executable, RUNNER, self._record_path, log, script, node],
+            [sys.executable, RUNNER, self._record_path, log, script, self.node],
             env=step_env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -126,7 +133,8 @@ class Instance:
 
     def adopt(self, values: Dict[str, Any]) -> None:
         """Take over an instance that a killed supervisor had started, from what it recorded."""
-        self.node, self.start = str(values.get("node") or ""), whole_number(values.get("start")) or 0
+        self.nodes = [name for name in str(values.get("node") or "").split(",") if name]
+        self.start = whole_number(values.get("start")) or 0
         gpus = values.get("gpus")
         self.gpus = (
             [number for number in gpus if whole_number(number) is not None]

@@ -277,11 +277,11 @@ class RoleMonitor:
     # ---- Starts ----
 
     def _start(self, instance: Instance) -> None:
-        node = self._choose_node(instance)
-        if not node:
+        nodes = self._choose_nodes(instance)
+        if not nodes:
             self._fail(instance, "node-failure", "no node is left that can run it")
             return
-        instance.gpus = self._choose_gpus(instance, node)
+        instance.gpus = self._choose_gpus(instance, nodes[0])
         step = sum(max(1, len(role.ports)) * len(self.instances[role.name]) for role in self.plan.roles)
         first = {
             name: instance.ports.get(name)
@@ -289,7 +289,7 @@ class RoleMonitor:
             for index, name in enumerate(instance.role.ports)
         }
         try:
-            instance.begin(self.supervisor.top, node, first, step, self.variables())
+            instance.begin(self.supervisor.top, nodes, first, step, self.variables())
         except OSError as error:
             instance.not_before = time.monotonic() + PAUSES_S[2]
             self.supervisor.say("{} cannot be started yet: {}".format(instance.name, error))
@@ -304,17 +304,48 @@ class RoleMonitor:
             return self.supervisor.attempt_nodes or self.nodes[self.plan.main]
         return self.nodes[role.on]
 
-    def _choose_node(self, instance: Instance) -> str:
-        """Return the node of the next start: the same as before if it is healthy, else a spare node."""
-        role = instance.role
+    def _choose_nodes(self, instance: Instance) -> List[str]:
+        """Return the nodes of the next start: the same as before if they are healthy, else spare nodes."""
         healthy = self.supervisor.healthy()
-        own = self._nodes_of(role)
-        if instance.node in healthy and instance.node in own:
-            return instance.node
-        usable = [name for name in own if name in healthy] or (own if not instance.node else [])
+        own_nodes = self._nodes_of(instance.role)
+        if instance.nodes and all(name in healthy and name in own_nodes for name in instance.nodes):
+            return instance.nodes
+        if instance.role.nodes_per_instance > 1:
+            return self._choose_several_nodes(instance, own_nodes, healthy)
+        node = self._choose_node(instance, own_nodes, healthy)
+        return [node] if node else []
+
+    def _choose_several_nodes(
+        self, instance: Instance, own_nodes: Sequence[str], healthy: Sequence[str]
+    ) -> List[str]:
+        """Return as many free nodes as the instance needs; empty if too few are left."""
+        role = instance.role
+        taken = {
+            name
+            for other in self.instances[role.name]
+            if other is not instance and other.state != REMOVED
+            for name in other.nodes
+        }
+        free = [name for name in own_nodes if name not in taken]
+        usable = [name for name in [*free, *self._spare_nodes(healthy)] if name in healthy]
+        if not instance.nodes:  # a first start tries unhealthy nodes too, as training does
+            usable += [name for name in free if name not in healthy]
+        kept = [name for name in instance.nodes if name in usable]
+        chosen = [*kept, *(name for name in usable if name not in kept)][: role.nodes_per_instance]
+        if len(chosen) < role.nodes_per_instance:
+            return []
+        lost = [name for name in instance.nodes if name not in chosen]
+        self.nodes[role.name] = [name for name in own_nodes if name not in lost]
+        self.nodes[role.name] += [name for name in chosen if name not in own_nodes]
+        return chosen
+
+    def _choose_node(self, instance: Instance, own_nodes: Sequence[str], healthy: Sequence[str]) -> str:
+        """Return the node of an instance that has one node, empty if none can run it."""
+        role = instance.role
+        usable = [name for name in own_nodes if name in healthy] or (own_nodes if not instance.nodes else [])
         counts = {
             name: sum(
-                other.node == name and other.state in ALIVE
+                name in other.nodes and other.state in ALIVE
                 for other in self.instances[role.name]
                 if other is not instance
             )
@@ -324,7 +355,7 @@ class RoleMonitor:
         intended = [name for name in fitting if counts[name] < self._per_node(role)]
         spare = self._spare_nodes(healthy) if role.nodes else []
         if spare and not intended:
-            self.nodes[role.name] = [name for name in own if name in healthy] + [spare[0]]
+            self.nodes[role.name] = [name for name in own_nodes if name in healthy] + [spare[0]]
             return spare[0]
         return min(intended or fitting, key=lambda name: counts[name], default="")
 
@@ -358,7 +389,7 @@ class RoleMonitor:
         taken = {
             number
             for other in self._all()
-            if other is not instance and other.node == node and other.state in ALIVE
+            if other is not instance and node in other.nodes and other.state in ALIVE
             for number in other.gpus or ()
         }
         first = self.plan.gpus_of_ranks if instance.role.on == self.plan.main else 0
@@ -415,9 +446,10 @@ class RoleMonitor:
         role, age = instance.role, time.time() - instance.started_at
         if instance.state == STARTING:
             if not instance.host and age > TASK_BEGINS_S:
-                is_alive = agents.answering(self.supervisor.top, [instance.node])
-                cause_id = "unknown" if is_alive else "node-failure"
-                self._end_and_restart(instance, cause_id, "Slurm did not start its step")
+                answering = agents.answering(self.supervisor.top, instance.nodes)
+                lost = [name for name in instance.nodes if name not in answering]
+                cause_id = "node-failure" if lost else "unknown"
+                self._end_and_restart(instance, cause_id, "Slurm did not start its step", lost)
             elif age > role.within_s:
                 text = "it was not ready within {:.0f} s".format(role.within_s)
                 _end([instance])
@@ -429,9 +461,12 @@ class RoleMonitor:
             text = "it did not respond for {:.0f} s".format(now - instance.answered_at)
             self._end_and_restart(instance, "unresponsive", text)
 
-    def _end_and_restart(self, instance: Instance, cause_id: str, summary: str) -> None:
+    def _end_and_restart(
+        self, instance: Instance, cause_id: str, summary: str, lost: Sequence[str] = ()
+    ) -> None:
         _end([instance])
-        self._consider_restart(instance, {"cause": cause_id, "summary": summary, "hopeless": False})
+        findings = {"cause": cause_id, "summary": summary, "hopeless": False, "nodes": lost}
+        self._consider_restart(instance, findings)
 
     # ---- Ends ----
 
@@ -459,12 +494,14 @@ class RoleMonitor:
     ) -> None:
         """Restart an instance, or its role with the main role, or end the run."""
         role = instance.role
-        lost = [name for name, state in slurm.bad_nodes([instance.node]).items() if slurm.is_lost(state)]
+        lost = [name for name, state in slurm.bad_nodes(instance.nodes).items() if slurm.is_lost(state)]
         if lost:
-            summary = "node {} is lost".format(instance.node)
+            summary = "node {} is lost".format(lost[0])
             findings = {"cause": "node-failure", "summary": summary, "hopeless": False}
-        if findings["cause"] == "node-failure" and instance.node:
-            self.supervisor.exclude(instance.node, findings["summary"])
+        if findings["cause"] == "node-failure":
+            alone = instance.nodes if len(instance.nodes) == 1 else []  # of several, it may be any
+            for name in lost or findings.get("nodes") or alone:
+                self.supervisor.exclude(name, findings["summary"])
         self._event(
             instance, "role_ended", exit_code=code, cause=findings["cause"], summary=findings["summary"]
         )
@@ -541,9 +578,10 @@ class RoleMonitor:
         reached, reason = count, ""
         if role.nodes and role.per_node:  # one instance on each node
             own, spare = self.nodes[role.name], self._spare_nodes(self.supervisor.healthy())
-            reached = min(count, len(own) + len(spare))
+            size = role.nodes_per_instance
+            reached = min(count, (len(own) + len(spare)) // size)
             reason = "no other node of the allocation is free"
-            self.nodes[role.name] = own + spare[: max(0, reached - len(own))]
+            self.nodes[role.name] = own + spare[: max(0, reached * size - len(own))]
         elif count > len(active):
             reached = min(count, max(len(active), self._count_places(role)))
             reason = "no other GPU of the role's nodes is free"

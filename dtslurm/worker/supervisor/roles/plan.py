@@ -15,6 +15,7 @@ class RolePlan(NamedTuple):
 
     Attributes:
         nodes: the nodes that the role has for itself; 0 if it shares those of the role ``on``.
+        nodes_per_instance: the nodes of an instance; if there are several, no other instance has them.
         instances: the number of instances; 0 for one on each node of the role ``on``.
         per_node: whether the role has one instance on each of its nodes.
         gpus: the GPUs that each instance has for itself; None if it sees all GPUs of its node.
@@ -28,6 +29,7 @@ class RolePlan(NamedTuple):
     nodes: int
     on: str
     instances: int
+    nodes_per_instance: int
     per_node: bool
     gpus: Optional[int]
     ports: Sequence[str]
@@ -91,6 +93,7 @@ def _read_role(values: Dict[str, Any]) -> RolePlan:
         nodes=int(values["nodes"]),
         on=str(values["on"]),
         instances=int(values["instances"]),
+        nodes_per_instance=int(values["nodes_per_instance"]),
         per_node=bool(values["per_node"]),
         gpus=values.get("gpus"),
         ports=[str(name) for name in values["ports"]],
