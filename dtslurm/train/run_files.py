@@ -144,15 +144,28 @@ def _reports_save(line: str, checkpoints: Path) -> bool:
 
 
 def _find_evaluated(run: Path) -> Iterator[Path]:
-    """Yield the checkpoints that an evaluator has claimed, and whose evaluation has not ended."""
+    """Yield the checkpoints that an instance of an evaluator has claimed and still evaluates."""
     claims = sorted((run / "evaluations").glob("*.json"))
     if not claims:
         return
     ended = {row.get("checkpoint") for row in _read_objects(run / "evaluations.jsonl")}
+    ended_instances = _find_ended_instances(run)
     for row in (row for claim in claims for row in _read_objects(claim)):
         checkpoint = row.get("checkpoint")
-        if isinstance(checkpoint, str) and checkpoint not in ended:
+        is_done = checkpoint in ended or row.get("instance") in ended_instances
+        if isinstance(checkpoint, str) and not is_done:
             yield run / checkpoint
+
+
+def _find_ended_instances(run: Path) -> set[str]:
+    """Return the names of the instances of roles, such as ``evaluator-0``, that do not run any more."""
+    return {
+        f"{role.get('name')}-{instance.get('instance')}"
+        for state in _read_objects(run / "roles.json")
+        for role in state.get("roles") or []
+        for instance in role.get("instances") or []
+        if instance.get("state") in {"removed", "ended", "failed"}
+    }
 
 
 def _read_objects(path: Path) -> Iterator[dict[str, Any]]:

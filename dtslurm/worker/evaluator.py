@@ -25,6 +25,7 @@ except ImportError:  # beside this file, in a run directory
     )
 
 RESULTS, CLAIMS, FINISHING = "evaluations.jsonl", "evaluations", "finishing"
+ENDED_STATES = ("removed", "ended", "failed")
 POLL_S = 2.0
 TRIES = 2  # of a command that fails
 
@@ -59,8 +60,8 @@ def find_next(run_dir: str) -> Optional[Dict[str, Any]]:
 def claim(run_dir: str, path: str) -> bool:
     """Return whether this start of this instance may evaluate a checkpoint.
 
-    The claim of another instance holds as long as it exists; that of an earlier start of this instance has
-    ended with that start.
+    The claim of another instance holds until ``roles.json`` says that it has ended; that of an earlier start
+    of this instance has ended with that start.
     """
     folder = os.path.join(run_dir, CLAIMS)
     os.makedirs(folder, exist_ok=True)
@@ -74,11 +75,31 @@ def claim(run_dir: str, path: str) -> bool:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         holder = read_object(file)
-        if holder.get("instance") != own["instance"] or holder == own:
+        is_own = holder.get("instance") == own["instance"]
+        if holder == own or not (is_own or (has_ended(run_dir, holder) and take_over(file, holder))):
             return False
         descriptor = os.open(file, os.O_WRONLY | os.O_TRUNC)
     with os.fdopen(descriptor, "w") as target:
         json.dump(own, target)
+    return True
+
+
+def has_ended(run_dir: str, holder: Dict[str, Any]) -> bool:
+    """Return whether the instance that holds a claim will not evaluate any more."""
+    for role in read_object(os.path.join(run_dir, "roles.json")).get("roles") or []:
+        for instance in role.get("instances") or []:
+            if "{}-{}".format(role.get("name"), instance.get("instance")) == holder.get("instance"):
+                return instance.get("state") in ENDED_STATES
+    return False
+
+
+def take_over(file: str, holder: Dict[str, Any]) -> bool:
+    """Return whether this instance is the first one to take over a claim from its holder."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", "{}-{}".format(holder.get("instance"), holder.get("start")))
+    try:
+        os.close(os.open("{}.after-{}".format(file, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return False
     return True
 
 

@@ -52,6 +52,21 @@ def test_checkpoint_is_kept_until_its_evaluation_has_ended(tmp_path: Path) -> No
     assert save_steps(folder, tmp_path, range(4, 5)) == ["step-00000004-a0"]
 
 
+@pytest.mark.parametrize(("state", "is_kept"), [("ready", True), ("ended", False), ("removed", False)])
+def test_checkpoint_whose_evaluator_was_ended_in_the_middle_is_not_kept(
+    tmp_path: Path, state: str, is_kept: bool
+) -> None:
+    folder = tmp_path / "old" / "checkpoints"
+    [first] = save_steps(folder, tmp_path / "old", range(1, 2))
+    claim = {"checkpoint": f"checkpoints/{first}", "instance": "evaluator-0", "start": "0"}
+    (tmp_path / "old" / "evaluations").mkdir()
+    (tmp_path / "old" / "evaluations" / "first.json").write_text(json.dumps(claim))
+    instances = [{"instance": 0, "state": state, "start": 0}]
+    roles = {"roles": [{"name": "evaluator", "instances": instances}]}
+    (tmp_path / "old" / "roles.json").write_text(json.dumps(roles))
+    assert (first in save_steps(folder, tmp_path / "new", range(2, 3))) is is_kept
+
+
 @pytest.mark.parametrize("text", ['{"pinned": ["check', "[]", '{"schema": 1}'])
 def test_nothing_is_removed_when_the_pin_list_cannot_be_read(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]

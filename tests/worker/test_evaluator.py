@@ -100,3 +100,27 @@ def test_claim_of_another_instance_holds_and_that_of_an_earlier_start_does_not(
     again = evaluator.find_next(str(run))
     assert again is not None
     assert again["step"] == 10
+
+
+def write_state(run: Path, state: str) -> None:
+    instances = [{"instance": 0, "state": "ready", "start": 0}, {"instance": 1, "state": state, "start": 0}]
+    (run / "roles.json").write_text(json.dumps({"roles": [{"name": "evaluator", "instances": instances}]}))
+
+
+def test_claim_of_an_instance_that_was_removed_is_taken_over_by_one_other(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "checkpoints/step-10"
+    monkeypatch.setenv("DTSLURM_ROLE_INSTANCE", "1")
+    assert evaluator.claim(str(run), path)
+    monkeypatch.setenv("DTSLURM_ROLE_INSTANCE", "0")
+    for state in ("ready", "waiting", "unresponsive"):
+        write_state(run, state)
+        assert not evaluator.claim(str(run), path)
+    write_state(run, "removed")
+    [file] = (run / evaluator.CLAIMS).glob("*.json")
+    stale = file.read_text()
+    assert evaluator.claim(str(run), path)
+    file.write_text(stale)  # what a third instance may have read at the same moment
+    monkeypatch.setenv("DTSLURM_ROLE_INSTANCE", "2")
+    assert not evaluator.claim(str(run), path)
