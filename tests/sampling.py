@@ -5,7 +5,7 @@
 chooses the same cases again, ``--everything`` takes all.
 
 A test that goes to a cluster in several ways (its parameter ``cli``: on this machine, on a Slurm, over SSH)
-leaves one of them out in each run, if nothing else is said of it.
+takes one of them in each run, if nothing else is said of it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the cases of sampled tests that the seed does not choose."""
     if config.option.everything:
         return
-    leave_one_way_out(items)
+    choose_one_way(items)
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled"):
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left]
 
 
-def leave_one_way_out(items: list[pytest.Item]) -> None:
+def choose_one_way(items: list[pytest.Item]) -> None:
     """Mark the tests that go to a cluster in several ways, but those of ``make test-quick``."""
     ways: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -77,7 +77,7 @@ def leave_one_way_out(items: list[pytest.Item]) -> None:
             ways[item.nodeid.partition("[")[0], others].append(item)
     for (test, others), every in ways.items():
         for item in every:
-            item.add_marker(pytest.mark.sampled(max(1, len(every) - 1), f"{test} {others}"))
+            item.add_marker(pytest.mark.sampled(1, f"{test} {others}"))
 
 
 def matrix_of(item: pytest.Item) -> str:
