@@ -33,10 +33,12 @@ STEPS = """
         time.sleep(1)
 """
 SLEEP = "    time.sleep(10_000)\n"
-# Half of a CPU, which is far more than what counts as work.
+# A quarter of a CPU, which is more than what counts as work.
 COMPILE = """
     os.symlink(sys.executable, "cc1plus")
-    work = "import time\\nwhile True: sum(range(10**6)); time.sleep(0.02)"
+    work = "import time\\nstart = time.monotonic()\\nwhile True:\\n"
+    work += "  if time.process_time() > 0.25 * (time.monotonic() - start): time.sleep(0.02)\\n"
+    work += "  else: sum(range(10**5))"
     subprocess.run([os.path.abspath("cc1plus"), "-c", work])
 """
 

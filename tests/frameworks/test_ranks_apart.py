@@ -23,6 +23,8 @@ STOP = """\
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 class Stop(Callback):
+    def on_train_batch_end(self, *words):
+        time.sleep(0.05)
     def on_train_epoch_end(self, trainer, module):
         trainer.should_stop = is_over()
 """
