@@ -129,7 +129,7 @@ def render_frame(
         for row_cells in table:
             parts = [set_cell_size(row_cells[column], widths[column]) for column in _COLUMNS]
             lines.append("  ".join(parts).rstrip())
-    cluster_lines = [words.describe_cluster(line, now) for line in board.clusters]
+    cluster_lines = words.describe_clusters(board.clusters, now)
     lines += [text for text, kind in cluster_lines if kind != "dim"]
     return [_truncate(line, width) for line in lines]
 

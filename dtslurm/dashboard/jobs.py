@@ -215,7 +215,7 @@ class JobsScreen(BaseScreen):
         frame.border_title = escape(f"runs {len(self.shown)}")
         frame.border_subtitle = escape(", ".join(settings))
         self._show_details(row, now)
-        cluster_texts = [words.describe_cluster(line, now) for line in self.board.clusters]
+        cluster_texts = words.describe_clusters(self.board.clusters, now)
         warnings = [cluster_text for cluster_text in cluster_texts if cluster_text[1] != "dim"]
         reachable = "  ".join(text for text, kind in cluster_texts if kind == "dim")
         self.show_lines("#clusters", [*warnings[:2], *([(reachable, "dim")] if reachable else [])][:3])

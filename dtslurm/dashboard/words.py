@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from dtslurm.dashboard import ascii_fallback
@@ -223,6 +223,11 @@ def count_states(board: Board) -> str:
         " · ".join(f"{jobs_by_state[state]} {state.lower().replace('_', ' ')}" for state in states)
         or "no runs yet"
     )
+
+
+def describe_clusters(lines: Iterable[ClusterLine], now: float) -> list[StyledText]:
+    """Return the reachability of each cluster; runs of one cluster with several profiles do not repeat it."""
+    return list(dict.fromkeys(describe_cluster(line, now) for line in lines))
 
 
 def describe_cluster(line: ClusterLine, now: float) -> StyledText:

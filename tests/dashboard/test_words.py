@@ -163,6 +163,13 @@ def test_the_cluster_text_shows_age_and_errors(line: ClusterLine, said: tuple[st
     assert words.describe_cluster(line, NOW) == said
 
 
+def test_a_cluster_of_runs_with_several_profiles_is_named_once() -> None:
+    lines = [ClusterLine(name="hpc", observed_at=NOW - age) for age in (1, 2)]
+    lines += [ClusterLine(name="hpc", trouble="no link"), ClusterLine(name="other", observed_at=NOW)]
+    texts = [text for text, _ in words.describe_clusters(lines, NOW)]
+    assert texts == ["hpc ok", "hpc: no link", "other ok"]
+
+
 def test_the_counts_have_a_fixed_order_and_count_array_tasks() -> None:
     states = words.count_states(board())
     assert states.startswith("3 running · 2 pending · 1 failed · 2 completed · 1 cancelled")
