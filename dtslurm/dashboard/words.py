@@ -226,7 +226,7 @@ def count_states(board: Board) -> str:
 
 
 def describe_clusters(lines: Iterable[ClusterLine], now: float) -> list[StyledText]:
-    """Return the reachability of each cluster; runs of one cluster with several profiles do not repeat it."""
+    """Return the reachability of each cluster, once for all profiles of a cluster."""
     return list(dict.fromkeys(describe_cluster(line, now) for line in lines))
 
 

@@ -144,6 +144,19 @@ def test_instances_with_several_nodes_share_none_and_move_to_spare_nodes(tmp_pat
     assert not site.monitor._choose_nodes(site.monitor.instances["rollout"][1])  # n6 alone is not enough
 
 
+def test_instance_that_comes_back_gets_no_node_that_another_one_has_taken_meanwhile(tmp_path: Path) -> None:
+    site = Site(tmp_path, with_several_nodes("rollout", 2, nodes=4, instances=2), nodes=[*NODES, "n6", "n7"])
+    site.place()
+    plan = site.monitor.plan.roles[0]
+    first, second = site.monitor.instances["rollout"]
+    second.set_state(instances.REMOVED)
+    site.healthy.remove("n4")
+    first.nodes = site.monitor._choose_nodes(first)
+    assert first.nodes == ["n3", "n5"]
+    site.monitor._scale_role(plan, 2)
+    assert site.place() == [("n3,n5", None), ("n6,n7", None)]
+
+
 def test_scale_of_instances_with_several_nodes_counts_whole_instances(tmp_path: Path) -> None:
     names = [f"n{number}" for number in range(1, 8)]
     site = Site(tmp_path, with_several_nodes("rollout", 2, nodes=2, instances=1), nodes=names)

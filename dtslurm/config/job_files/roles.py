@@ -309,9 +309,7 @@ class _Checker:
         """Return the same as `_choose_nodes` for a role whose instances have several nodes each."""
         size = options.nodes_per_instance
         nodes = size if options.nodes is None else options.nodes
-        if size < 1:
-            self.report(name, "nodes_per_instance", f"should be at least 1, not {size}")
-        elif options.on or options.per:
+        if options.on or options.per:
             key = "on" if options.on else "per"
             self.report(
                 name, "nodes_per_instance", f"needs nodes of the role's own: give nodes instead of {key}"

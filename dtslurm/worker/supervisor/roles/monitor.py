@@ -308,8 +308,6 @@ class RoleMonitor:
         """Return the nodes of the next start: the same as before if they are healthy, else spare nodes."""
         healthy = self.supervisor.healthy()
         own_nodes = self._nodes_of(instance.role)
-        if instance.nodes and all(name in healthy and name in own_nodes for name in instance.nodes):
-            return instance.nodes
         if instance.role.nodes_per_instance > 1:
             return self._choose_several_nodes(instance, own_nodes, healthy)
         node = self._choose_node(instance, own_nodes, healthy)
@@ -342,6 +340,8 @@ class RoleMonitor:
     def _choose_node(self, instance: Instance, own_nodes: Sequence[str], healthy: Sequence[str]) -> str:
         """Return the node of an instance that has one node, empty if none can run it."""
         role = instance.role
+        if instance.node in healthy and instance.node in own_nodes:
+            return instance.node
         usable = [name for name in own_nodes if name in healthy] or (own_nodes if not instance.nodes else [])
         counts = {
             name: sum(
@@ -589,6 +589,7 @@ class RoleMonitor:
             removed = [instance for instance in instances if instance.state == REMOVED]
             instance = removed[0] if removed else self._add_instance(role)
             instance.restarts = 0
+            instance.nodes = []  # another instance may have its former nodes
             instance.set_state(WAITING)
         if len(active) != count:
             self.supervisor.ledger.event(
