@@ -73,7 +73,7 @@ class Feeder:
         except BaseException as error:  # noqa: BLE001 (`outputs` raises it in the caller's thread)
             self.error = error
             return  # stdin stays open: the command must not take a part of its input for all of it
-        if self._close:
+        if self._close and not self._stop.is_set():
             self._channel.close_stdin()
 
     def stop(self) -> None:

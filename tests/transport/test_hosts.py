@@ -9,6 +9,7 @@ from typing import Any
 
 import paramiko
 import pytest
+from paramiko.common import cMSG_CHANNEL_CLOSE, cMSG_CHANNEL_EOF
 
 from dtslurm.errors import (
     CommandTimeout,
@@ -117,6 +118,36 @@ def test_f58_refusal_whose_reason_went_to_another_thread_is_no_lost_connection(
 
     monkeypatch.setattr(link, "open_session", refuse_once)
     assert there.run(["echo", "on"], timeout=60).stdout == "on\n"
+    assert logins(result) == before
+
+
+@pytest.mark.parametrize("kind", ["paramiko"])
+def test_message_that_is_late_for_its_closed_session_does_not_end_the_connection(
+    sshd_lab: SshLab, to: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread may be interrupted after it made a message; sshd ends a connection that sends it too late."""
+    result = server(sshd_lab, "late")
+    there = to("late")
+    there.open()
+    before = logins(result)
+    link = there._link  # type: ignore[attr-defined]
+    send, is_closed, is_sent = link._send_user_message, threading.Event(), threading.Event()
+
+    def send_end_of_input_late(message: paramiko.Message) -> None:
+        kind = message.asbytes()[:1]
+        if kind == cMSG_CHANNEL_EOF:
+            assert is_closed.wait(60)
+        send(message)
+        if kind == cMSG_CHANNEL_CLOSE:
+            is_closed.set()
+        if kind == cMSG_CHANNEL_EOF:
+            is_sent.set()
+
+    monkeypatch.setattr(link, "_send_user_message", send_end_of_input_late)
+    assert there.run(["echo", "first"], timeout=600).stdout == "first\n"
+    assert is_sent.wait(60)
+    monkeypatch.undo()
+    assert [there.run(["echo", word], timeout=600).stdout for word in "abc"] == ["a\n", "b\n", "c\n"]
     assert logins(result) == before
 
 

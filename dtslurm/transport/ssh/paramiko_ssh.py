@@ -22,6 +22,7 @@ from dtslurm.errors import HostUnavailable, LoginRefused
 from dtslurm.transport.process import CarrierProcess, has_terminal
 from dtslurm.transport.remote import LinkLost, RemoteTransport, SessionRefused
 from dtslurm.transport.ssh import known_hosts, login, ssh_config, ssh_errors
+from dtslurm.transport.ssh.ordered_link import OrderedLink
 from dtslurm.transport.ssh.ssh_config import Settings
 
 # The bytes in flight: at 50 ms, paramiko's default of 2 MiB would limit the throughput to 40 MB/s.
@@ -95,10 +96,10 @@ class ParamikoTransport(RemoteTransport):
                     config, ssh_config.lookup(config, jump), jump_link=jump_link, hops=hops + 1
                 )
         with _explain_errors(target, by_jump_host=jump_link is not None):
-            link = paramiko.Transport(
+            link = OrderedLink(
                 self._open_socket(target, jump_link),
-                default_window_size=_WINDOW,
-                default_max_packet_size=_PACKET,
+                window_size=_WINDOW,
+                max_packet_size=_PACKET,
             )
         self._resources.callback(link.close)
         link.banner_timeout = link.handshake_timeout = target.connect_s
