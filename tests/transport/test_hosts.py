@@ -187,7 +187,7 @@ def test_f58_command_fails_unstarted_when_no_session_is_free(
         stream.close_stdin()
     assert there.run(["echo", "again"], timeout=600).stdout == "again\n"
     assert not (tmp_path / "ran").exists()
-    assert logins(result) == before
+    assert logins(result) == before, result.log
 
 
 def test_host_with_a_forced_command_is_an_error(sshd_lab: SshLab, to: Reach) -> None:
