@@ -17,6 +17,7 @@ _START_S = 1.0  # ranks are on their way to a node that Slurm cannot tell of a c
 _SHARED_S = 3.0  # an answer is shared between windows, so one by a clock that was off lives on for as long
 _SLACK_S = 0.5  # between what a clock says and when it is written
 _SERVERS_FAIL = {"N3", "N4", "N7", "N9", "N14", "N19"}  # nodes or disks may stay bad for longer
+_SAVES_S = 6.0  # slurmctld saves its state within five seconds after a change
 _OUTLIVES_S = 10.0  # from the end of training until its nodes are free
 _OUTLIVED = {"N11", "N12", "N15", "N16", "N19", "N23", "N25", "N26"}
 _QUERIES_FAIL = {"N1", "N2", "N6", "N9", "N11", "N26"}  # a submission may not know the nodes or the notes
@@ -313,8 +314,9 @@ def _two_servers(run: str, events: Sequence[Event]) -> Iterator[Violation]:
     """
     if {event.get("kind") for event in _of(events, "fault")} & {"N3", "N4", "N7"}:
         return
+    lost = _lost_steps(events)
     starts: dict[tuple[str, int], int] = {}
-    for event in (event for event in events if event.who == "server"):
+    for event in (event for event in events if event.who == "server" and _start_of(event) not in lost):
         key = (event.get("job"), event.get("instance"))
         if event.what == "serve":
             starts[key] = max(event.get("start"), starts.get(key, 0))
@@ -323,9 +325,25 @@ def _two_servers(run: str, events: Sequence[Event]) -> Iterator[Violation]:
             yield Violation("doubled", run, words)
             break
     final = next((event for event in _of(events, "final") if event.get("terminal")), None)
-    last = max((event.at for event in _of(events, "alive")), default=0.0)
+    last = max((event.at for event in _of(events, "alive") if _start_of(event) not in lost), default=0.0)
     if final and last > final.until + _OUTLIVES_S:
         yield Violation("outlived", run, f"a server was alive {last - final.until:.1f} s after the end")
+
+
+def _lost_steps(events: Sequence[Event]) -> set[tuple[str, int, int]]:
+    """Return the starts of servers whose step a killed controller may not have saved.
+
+    It gives the number of such a step to a later one. A daemon that tracks processes by their parents, as the
+    laboratory's do, then cannot signal the first of the two; with control groups it ends both.
+    """
+    killed = [event.at for event in _of(events, "fault") if event.get("kind") == "N2"]
+    served = [event for event in _of(events, "serve") if any(abs(event.at - at) < _SAVES_S for at in killed)]
+    return {_start_of(event) for event in served}
+
+
+def _start_of(event: Event) -> tuple[str, int, int]:
+    """Return the job, the instance and the start that an event of a server names."""
+    return event.get("job"), event.get("instance"), event.get("start")
 
 
 def _gave_up(run: str, events: Sequence[Event]) -> Iterator[Violation]:

@@ -225,6 +225,10 @@ FINE |= {
     "a server that was scaled away before training": [
         *SERVED[:-1], did(1.7, "scale"), *DONE, final("COMPLETED"),
     ],
+    "a server whose step the controller had not saved when it was killed": [
+        *SERVED, *DONE, Event(2, 3, "nemesis", "fault", "", {"kind": "N2"}), server(9, "serve", 0, 1),
+        server(9.2, "alive", 0), final("COMPLETED"), server(120, "alive", 0),
+    ],
     "a server on a node that was cut off": [
         *SERVED, *DONE, Event(2, 9, "nemesis", "fault", "", {"kind": "N4"}), final("COMPLETED"),
         server(120, "alive", 0),
@@ -339,6 +343,11 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
     "began before a server": ("unserved", [*SERVED[:-1], *DONE, final("COMPLETED")]),
     "a server of an earlier start": (
         "doubled", [*SERVED, *DONE, server(3, "serve", 0, 1), server(3.2, "alive", 0), final("COMPLETED")],
+    ),
+    "a server of an earlier start, long before the controller was killed": (
+        "doubled",
+        [*SERVED, *DONE, Event(20, 23, "nemesis", "fault", "", {"kind": "N2"}), server(30, "serve", 0, 1),
+         server(30.2, "alive", 0), final("COMPLETED")],
     ),
     "a server that was given up": (
         "gave up", [*SERVED, *DONE, final("COMPLETED"), did(5, "gave up", words="killed")],
