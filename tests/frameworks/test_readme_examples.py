@@ -180,7 +180,10 @@ def test_torchx_local_example_and_dtslurm_run_the_same_program(tool: Cli, tmp_pa
     python = peer("torchx")
     (theirs, ours), _ = examples("TorchX")
     tool.script("import sys\nprint(f'Hello, {sys.argv[1]}!')", "my_app.py")
-    assert "Hello, your name!" in run(tool, python, shlex.split(theirs))
+    # What it prints of the program's output may end early: it does not wait for the end of the log.
+    logs = tmp_path / "logs"
+    run(tool, python, shlex.split(change(theirs, {"local_cwd": f"local_cwd -cfg log_dir={logs}"})))
+    assert "Hello, your name!\n" in {log.read_text() for log in logs.rglob("stdout.log")}
     tool.env["DTSLURM_LOCAL_STATE"] = str(tmp_path / "local")
     done = tool(*shlex.split(ours)[1:])
     assert "Hello, your name!" in done.stdout
