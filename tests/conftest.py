@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -60,6 +61,20 @@ def start_python_without_a_shim() -> None:
     first = shutil.which("python3")
     if interpreter.exists() and first is not None and not interpreter.samefile(first):
         os.environ["PATH"] = f"{interpreter.parent}:{os.environ['PATH']}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector from the millions of objects that all tests together are.
+
+    To look at them again and again took a fifth of the time of the tests that run in this process.
+    """
+    gc.disable()
+    result = yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects

@@ -12,8 +12,8 @@ _USUAL_LOAD = 3.0  # processes that want a CPU, for each CPU, while the suite ru
 def wait_until(condition: Callable[[], object], what: str = "it", *, limit: float = 120) -> None:
     """Return when `condition` holds.
 
-    It is evaluated again after a twentieth of the time that has passed, or twice the time that it takes: a
-    test that polls a command would otherwise keep a CPU busy.
+    It is evaluated again after a twentieth of the time that has passed, or four times the time that it takes:
+    a test that polls a command would otherwise keep a CPU busy.
 
     Raises:
         AssertionError: it did not hold within `limit` seconds, or more where the machine is busy.
@@ -26,7 +26,7 @@ def wait_until(condition: Callable[[], object], what: str = "it", *, limit: floa
         waited, cost = time.monotonic() - begin, time.monotonic() - began
         if waited > limit * busyness():
             raise AssertionError(f"{what} did not happen within {limit:g} s")
-        time.sleep(min(1.0, max(0.02, waited / 20, 2 * cost)))
+        time.sleep(min(1.0, max(0.02, waited / 20, 4 * cost)))
 
 
 def busyness() -> float:

@@ -55,7 +55,7 @@ def test_labels_have_enough_contrast_on_every_background(theme: str) -> None:
     assert low == {}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("theme", THEMES)
 def test_all_drawn_text_has_enough_contrast(theme: str) -> None:
     async def measure(keys: tuple[str, ...]) -> dict[str, float]:

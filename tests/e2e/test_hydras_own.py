@@ -24,6 +24,7 @@ def run_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTSLURM_RUN_ROOT", str(tmp_path / "runs"))
 
 
+@pytest.mark.sampled(4, "launchers")
 @pytest.mark.parametrize(("launcher_name", "overrides"), [("dtslurm", LOCAL)])
 class TestLauncher(LauncherTestSuite):
     """A sweep in all its forms."""
@@ -41,6 +42,7 @@ class TestLauncher(LauncherTestSuite):
         )
     ],
 )
+@pytest.mark.sampled(4, "programs")
 class TestIntegration(IntegrationTestSuite):
     """Programs of their own."""
 

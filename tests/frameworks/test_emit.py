@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.frameworks,
     pytest.mark.slow,
     pytest.mark.timeout(1500),
-    pytest.mark.sampled(3, "readers"),
+    pytest.mark.sampled(1, "readers"),
 ]
 
 ACCELERATE = """

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.conftest import Cli
 from tests.frameworks.envs import environment
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900), pytest.mark.sampled(1, "registries")]
 
 SAVE = """\
 import json, os, pathlib

@@ -25,7 +25,12 @@ from tests.frameworks.test_torch_family import torch_python  # noqa: F401 - a fi
 from tests.lab.cluster import SlurmLab
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.sampled(3, "peers"),
+]
 ROOT = Path(__file__).parents[2]
 PEERS = ROOT / "benchmarks" / "peers"
 SAME = ("JobName", "TimeLimit", "CPUs/Task", "Dependency", "ArrayTaskId", "Partition")

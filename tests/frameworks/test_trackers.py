@@ -16,7 +16,12 @@ from tests.frameworks.conftest import SCRIPTS
 from tests.frameworks.envs import environment
 from tests.frameworks.wandb_server import Uploads, uploads
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.sampled(1, "trackers"),
+]
 
 TOLD = Path(__file__).parents[2] / "docs" / "trackers.md"
 TRACKERS = ("wandb==0.31.0", "mlflow-skinny==3.17.2", "tensorboardX==2.6.5")

@@ -16,7 +16,7 @@ from tests.e2e.test_roles import address
 from tests.frameworks.conftest import Activated
 from tests.frameworks.envs import environment
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(1500), pytest.mark.sampled(1, "of TRL")]
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).with_name("scripts_roles")
