@@ -1,11 +1,11 @@
-"""``python -m tests.mutation [--sample N] [--seed S] [--lanes N] [PACKAGE]...``: tests of mutants.
+"""``python -m tests.mutation [--sample N] [--seed S] [--lanes N] [--module M] [PACKAGE]...``: tests of mutants.
 
 Small changes are made to some packages, and their tests must fail.
 
 The packages are those whose tests start few processes: slurm, render and worker; by default all. cosmic-ray
 lists the mutants of a package, N of them are drawn by the seed, and the tests run on each in a copy of the
 checkout. The score is the share of mutants that the tests detect. The scores and the surviving mutants are
-printed, and written to docs/mutation.json.
+printed, and written to docs/mutation.json unless they are of some modules only.
 """
 
 from __future__ import annotations
@@ -167,6 +167,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=100, metavar="N")
     parser.add_argument("--seed", type=int, default=1, metavar="S")
     parser.add_argument("--lanes", type=int, default=2, metavar="N", help="mutants tested at the same time")
+    parser.add_argument("--module", default="", metavar="M", help="only modules with M in their path")
     arguments = parser.parse_args()
     packages = arguments.packages or list(PACKAGES)
     if unknown := sorted(set(packages) - set(PACKAGES)):
@@ -175,7 +176,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="dtslurm-mutation-") as name:
         enter_copy(Path(name))
         for package in packages:
-            mutants = list_mutants(Path(name), package)
+            every = list_mutants(Path(name), package)
+            mutants = [item for item in every if arguments.module in str(item.module_path)]
             sample = random.Random(arguments.seed).sample(mutants, min(arguments.sample, len(mutants)))
             with ProcessPoolExecutor(
                 arguments.lanes, initializer=enter_copy, initargs=(Path(name),)
@@ -194,7 +196,8 @@ def main() -> int:
             print(f"{package}: {detected} of {len(rows)} detected ({share:.0%}), of {len(mutants)} mutants")
             for row in survivors:
                 print(f"  {row['module']}:{row['line']} {row['outcome']}\n{row['diff']}")
-            RESULTS.write_text(json.dumps(scores, indent=1) + "\n")
+            if not arguments.module:
+                RESULTS.write_text(json.dumps(scores, indent=1) + "\n")
     return 0
 
 
