@@ -1,6 +1,4 @@
-"""``python -m tests.mutation [--sample N] [--seed S] [--lanes N] [--module M] [PACKAGE]...``: tests of mutants.
-
-Small changes are made to some packages, and their tests must fail.
+"""``python -m tests.mutation [OPTIONS] [PACKAGE]...``: small changes to packages, which tests must detect.
 
 The packages are those whose tests start few processes: slurm, render and worker; by default all. cosmic-ray
 lists the mutants of a package, N of them are drawn by the seed, and the tests run on each in a copy of the
