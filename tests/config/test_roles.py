@@ -213,7 +213,7 @@ def test_the_job_schema_accepts_the_documented_file() -> None:
     assert list(checker.iter_errors({"roles": {"a": {"comand": ["x"]}}}))
 
 
-READY_MADE = ("evaluator", "http", "ray", "ray-worker", "sglang", "tensorboard", "vllm")
+READY_MADE = ("evaluator", "http", "ray", "ray-worker", "sglang", "tensorboard", "torchrun", "vllm")
 
 
 def test_every_ready_made_role_is_tested() -> None:

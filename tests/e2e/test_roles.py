@@ -106,10 +106,9 @@ time: 10
 roles:
   trainer: {{script: wait.py, python: "{python}", launcher: srun}}
   rollout:
-    command: ["{python}", -m, torch.distributed.run, "--nnodes=${{node.count}}"]
-    args: ["--node-rank=${{node.rank}}", "--master-addr=${{node.head}}",
-           "--master-port=${{port.rendezvous}}", spanning.py, "${{port.http}}"]
-    ports: [http, rendezvous]
+    extends: torchrun
+    args: [--nproc-per-node=1, spanning.py, "${{port.http}}"]
+    environment: "{environment}"
     nodes: 2
     nodes_per_instance: 2
     ready: {{http: /, within: 5m}}
@@ -472,7 +471,8 @@ def test_instance_with_several_nodes_restarts_on_all_of_them_and_moves_from_a_lo
         with command_line("slurm", tmp_path, env) as cli:
             cli.script(SPANNING, "spanning.py")
             cli.script(WAITER, "wait.py")
-            job_file = cli.script(TWO_NODES_EACH.format(python=sys.executable), "job.yaml")
+            values = {"python": sys.executable, "environment": sys.prefix}
+            job_file = cli.script(TWO_NODES_EACH.format(**values), "job.yaml")
             job, run = start(cli, job_file, "--spare-nodes", "1")
             joined = _await_joined(cli, run, 0)
             assert ",".join(joined) == instances_of(cli, job)[0]["node"]
