@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.garbage import collect_rarely
 from tests.release.build import uv
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtslurm" / "frameworks"
@@ -40,6 +41,7 @@ def environment(name: str, requirements: Sequence[str], env: Mapping[str, str] |
             _run([sys.executable, "-m", "venv", str(folder)], {})
             _install(python, requirements, env or {})
             complete.touch()
+        collect_rarely(folder)
     return python
 
 
