@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.cluster import SlurmLab
+from tests.waiting import wait_until
 from tests.warm import run_dtslurm
 
 ROOT = Path(__file__).parents[1]
@@ -106,6 +107,15 @@ def submit_roles(folder: Path, environment: dict[str, str], *, seconds: int) -> 
     return run_line(folder, environment, "dtslurm submit --parsable roles.yaml").stdout.strip()
 
 
+def submit_waiting(folder: Path, environment: dict[str, str]) -> str:
+    """Submit a job with two ranks that wait, and return its id when both have begun."""
+    (folder / "wait.py").write_text("import time\nprint('began', flush=True)\ntime.sleep(600)\n")
+    words = "dtslurm submit --parsable -t 5 --ntasks-per-node 2 -l srun wait.py"
+    job = run_line(folder, environment, words).stdout.strip()
+    wait_until(lambda: run_line(folder, environment, f"dtslurm logs {job}").stdout.count("began") == 2)
+    return job
+
+
 def wait_for_requirements(
     line: str, project: tuple[Path, dict[str, str], str], slurm_lab: SlurmLab, job: str
 ) -> None:
@@ -131,6 +141,9 @@ def test_every_documented_dtslurm_command_succeeds(
         seconds = 0 if " -f " in line else 600
         line = line.replace(job, roles_job := submit_roles(folder, environment, seconds=seconds))
         job = roles_job
+    elif " exec " in line:
+        line = line.replace(job, running_job := submit_waiting(folder, environment))
+        job = running_job
     elif " cancel " in line or " logs -f" in line:
         (folder / "short.py").touch()
         job = run_line(folder, environment, "dtslurm submit --parsable -t 5 short.py").stdout.strip()
@@ -155,7 +168,7 @@ def test_every_documented_dtslurm_command_succeeds(
         line = f"{line.rpartition(' ')[0]} {job}"
     wait_for_requirements(line, project, slurm_lab, job)
     done = run_line(folder, environment, line)
-    if " --live " in line or " --role " in line or " scale " in line:
+    if any(word in line for word in (" --live ", " --role ", " scale ", " exec ")):
         run_line(folder, environment, f"dtslurm cancel {job}")
     if " submit " in line and " --wait " not in line:
         match = re.search(r"submitted job (\d+)", done.stderr)

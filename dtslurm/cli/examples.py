@@ -24,6 +24,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "dtslurm logs 17 --role rollout",
     ),
     "top": ("dtslurm top", "dtslurm top 17", "dtslurm top --once --json"),
+    "exec": ("dtslurm exec 17", "dtslurm exec 17 --rank 1 nvidia-smi", "dtslurm exec 17 --all -- df -h /tmp"),
     "diagnose": ("dtslurm diagnose", "dtslurm diagnose 17 --attempt 0", "dtslurm diagnose 17 --live"),
     "report": ("dtslurm report 17", "dtslurm report 17 -o run.html"),
     "compare": ("dtslurm compare 17 18", "dtslurm compare 17 18 19 -o compare.html"),

@@ -27,6 +27,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "dtslurm.cli.commands.top:top",
         "Open the live dashboard of all your runs.",
     ),
+    "exec": (
+        "dtslurm.cli.commands.exec:exec_",
+        "Run a command or a shell inside a running job.",
+    ),
     "diagnose": (
         "dtslurm.cli.commands.diagnose:diagnose",
         "Find the first rank that failed, its cause, and a fix.",

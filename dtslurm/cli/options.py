@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 from dtslurm.cli import completers
+from dtslurm.errors import RequestInvalid
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -252,3 +254,20 @@ cluster_option = click.option(
     help="Select only runs on this cluster.",
 )
 job_argument = click.argument("job", required=False, metavar="[JOB]", shell_complete=completers.complete_jobs)
+
+
+def parse_ranks(text: str | None) -> tuple[tuple[int, int], ...] | None:
+    """Return the first and the last rank of each range of a set such as ``0,3-7``.
+
+    Raises:
+        RequestInvalid: the text is no such set.
+    """
+    if text is None:
+        return None
+    ranges = []
+    for range_text in text.split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", range_text.strip())
+        if not match or (match[2] and int(match[2]) < int(match[1])):
+            raise RequestInvalid([f"--rank {text!r}: write ranks and ranges like 0,3-7"])
+        ranges.append((int(match[1]), int(match[2] or match[1])))
+    return tuple(ranges)

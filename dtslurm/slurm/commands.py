@@ -171,6 +171,22 @@ def shell(job_id: str, node: str) -> list[str]:
     ]  # fmt: skip
 
 
+def step_of_user(
+    job_id: str, nodes: Sequence[str], command: Sequence[str], *, with_terminal: bool
+) -> list[str]:
+    """Return the command that runs a step for the user on these nodes of a running job, once per node.
+
+    The step shares the CPUs, the memory and (from 22.05 on) the GPUs of the job's other steps. If it cannot
+    start soon, as with an earlier Slurm whose GPUs the ranks use, it fails instead of waiting for the ranks.
+    """
+    return [
+        "srun", f"--jobid={job_id}", "--job-name=dtslurm-exec", f"--nodes={len(nodes)}",
+        f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}", "--overlap",
+        "--mem=0", "--cpu-bind=none", "--mpi=none", "--immediate=20", "--kill-on-bad-exit=0", "--wait=0",
+        "--chdir=/", *(["--pty"] if with_terminal else []), *command,
+    ]  # fmt: skip
+
+
 def step_beside(job_id: str, nodes: Sequence[str], command: Sequence[str]) -> list[str]:
     """Return the command that runs a step on these nodes of a running job, once per node.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from dtslurm.errors import TransportError
 from dtslurm.model.values import dataclass
 
 # The caller's environment must not change what Slurm's commands do or print: SBATCH_PARTITION overrides
@@ -50,10 +51,22 @@ class Completed:
         return self.code == 0
 
 
+class CommandFailed(TransportError):
+    """The command of a stream ended with a non-zero exit code.
+
+    Attributes:
+        code: the exit code, as in `Completed`.
+    """
+
+    def __init__(self, program: str, code: int, evidence: Sequence[str]) -> None:
+        super().__init__(f"{program} ended with exit code {code}", evidence=evidence)
+        self.code = code
+
+
 class Stream(Iterator[bytes], Protocol):
     """A running command: an iterator over its stdout in chunks, with access to its stdin.
 
-    A command that ends by itself with a non-zero exit code raises ``TransportError`` after its last chunk.
+    A command that ends by itself with a non-zero exit code raises `CommandFailed` after its last chunk.
     """
 
     @property
@@ -67,6 +80,10 @@ class Stream(Iterator[bytes], Protocol):
         Raises:
             TransportError: the command failed, or the connection was lost.
         """
+        ...
+
+    def read_stderr(self) -> bytes:
+        """Return what `read` has received of stderr since the last call; at most the last 64 KiB."""
         ...
 
     def send(self, data: bytes) -> None:

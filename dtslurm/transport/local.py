@@ -15,6 +15,7 @@ from dtslurm.transport.base import (
     QUERY_ENVIRONMENT,
     SCRUBBED,
     SCRUBBED_PREFIXES,
+    CommandFailed,
     Completed,
     Stream,
     tail,
@@ -26,8 +27,6 @@ from dtslurm.transport.disk import store_error
 from dtslurm.transport.process import PopenChannel
 from dtslurm.transport.streams import ChannelStream
 from dtslurm.worker.lib.disk import sync_folder
-
-_STDERR_TAIL_BYTES = 1 << 16
 
 
 def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
@@ -87,7 +86,7 @@ class LocalTransport:
     def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> Iterator[Stream]:
         """Run a command and yield its output as it arrives; see `Transport.stream`."""
         channel = _start_process(argv, stdin=True)
-        stream = _LocalStream(channel, argv, stdin)
+        stream = _LocalStream(channel, argv[0], stdin)
         try:
             yield stream
         finally:
@@ -117,12 +116,8 @@ class LocalTransport:
 class _LocalStream(ChannelStream):
     """The stream of a child process, whose output needs no decoding."""
 
-    def __init__(self, channel: PopenChannel, argv: Sequence[str], stdin: bytes) -> None:
-        super().__init__(channel, argv[0], stdin)
-        self._errors = b""
-
     def _payload(self, stdout: bytes, stderr: bytes) -> bytes:
-        self._errors = (self._errors + stderr)[-_STDERR_TAIL_BYTES:]
+        self._note_errors(stderr)
         return stdout
 
     def _check_exit(self) -> None:
@@ -130,7 +125,7 @@ class _LocalStream(ChannelStream):
         while code is None:  # the process may run on after it closed its outputs
             code = self._channel.code(60.0)
         if code:
-            raise TransportError(f"{self._program} ended with exit code {code}", evidence=tail(self._errors))
+            raise CommandFailed(self._program, code, tail(self._errors))
 
 
 def _start_process(argv: Sequence[str], *, stdin: bool, env: Mapping[str, str] | None = None) -> PopenChannel:

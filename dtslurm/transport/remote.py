@@ -18,9 +18,9 @@ from dtslurm.errors import (
     TransportError,
 )
 from dtslurm.transport import disk, exit_status, remote_command
-from dtslurm.transport.base import Completed, Stream, tail, text
+from dtslurm.transport.base import CommandFailed, Completed, Stream, tail, text
 from dtslurm.transport.channel import Channel, Feeder, TimeIsUp, outputs
-from dtslurm.transport.remote_stream import STUCK_S, CommandFailed, RemoteStream
+from dtslurm.transport.remote_stream import STUCK_S, RemoteStream
 
 _Result = TypeVar("_Result")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from dtslurm.errors import TransportError
 from dtslurm.transport import exit_status, remote_command
-from dtslurm.transport.base import tail
+from dtslurm.transport.base import CommandFailed, tail
 from dtslurm.transport.channel import Channel
 from dtslurm.transport.streams import ChannelStream
 
@@ -15,11 +14,6 @@ if TYPE_CHECKING:
     from dtslurm.transport.remote import RemoteTransport
 
 STUCK_S = 60.0  # a transfer without progress for this long is aborted
-_STDERR_TAIL_BYTES = 1 << 16
-
-
-class CommandFailed(TransportError):
-    """The command of a stream ended with a non-zero exit code."""
 
 
 class RemoteStream(ChannelStream):
@@ -30,7 +24,6 @@ class RemoteStream(ChannelStream):
     ) -> None:
         self.answer = remote_command.CallOutputs(call.nonce)
         self._owner = owner
-        self._errors = b""
         self._early_output = b""
         super().__init__(channel, program, call.preamble + stdin)
 
@@ -58,7 +51,7 @@ class RemoteStream(ChannelStream):
 
     def _payload(self, stdout_bytes: bytes, stderr_bytes: bytes) -> bytes:
         stdout, stderr = self.answer.feed(stdout_bytes, stderr_bytes)
-        self._errors = (self._errors + stderr)[-_STDERR_TAIL_BYTES:]
+        self._note_errors(stderr)
         return stdout
 
     def _has_ended(self) -> bool:
@@ -70,7 +63,7 @@ class RemoteStream(ChannelStream):
         code, flag = self.answer.verdict()
         exit_status.check_start(self._owner.host, self._program, code, flag, self._errors)
         if code:
-            raise CommandFailed(f"{self._program} ended with exit code {code}", evidence=tail(self._errors))
+            raise CommandFailed(self._program, code, tail(self._errors))
 
     def stop(self) -> None:
         """Stop writing to stdin, and end the session."""

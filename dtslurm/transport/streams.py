@@ -8,6 +8,7 @@ import time
 from dtslurm.errors import TransportError
 from dtslurm.transport.channel import Channel, Feeder
 
+_STDERR_TAIL_BYTES = 1 << 16
 _NO_TIMEOUT_S = 3600.0  # an iteration reads again after this time
 
 
@@ -18,6 +19,8 @@ class ChannelStream:
         self._channel = channel
         self._program = program
         self._ended = False
+        self._errors = b""
+        self._new_errors = b""
         self._stdin_chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._feeder = Feeder(channel, iter(self._stdin_chunks.get, None), close=True)
         self._feeder.start()
@@ -62,6 +65,15 @@ class ChannelStream:
             if chunk := self.read(_NO_TIMEOUT_S):
                 return chunk
         raise StopIteration
+
+    def read_stderr(self) -> bytes:
+        """Return what has arrived of stderr; see `Stream.read_stderr`."""
+        errors, self._new_errors = self._new_errors, b""
+        return errors
+
+    def _note_errors(self, stderr: bytes) -> None:
+        self._errors = (self._errors + stderr)[-_STDERR_TAIL_BYTES:]
+        self._new_errors = (self._new_errors + stderr)[-_STDERR_TAIL_BYTES:]
 
     def send(self, data: bytes) -> None:
         """Queue data for the command's stdin, without blocking; see `Stream.send`."""

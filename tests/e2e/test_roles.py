@@ -185,6 +185,10 @@ def test_roles_are_shown_and_can_be_scaled(cli: Cli) -> None:
     lines = sorted(line.rpartition(" ")[0] for line in log.splitlines())
     assert lines == [f"[rollout/{number}] generator {number} on port" for number in range(2)]
     assert "generator" not in cli("logs", job).stdout
+    shown = cli("exec", job, "--role", "rollout", "--", "printenv", "DTSLURM_ROLE_INSTANCE").stdout
+    assert sorted(shown.splitlines()) == ["[rollout/0] 0", "[rollout/1] 1"]
+    assert cli("exec", job, "--role", "rollout/1", "printenv", "DTSLURM_ROLE_INSTANCE").stdout == "1\n"
+    assert "no instance of rollout/7" in cli("exec", job, "--role", "rollout/7", "true", code=2).stderr
     assert "no such role; did you mean 'rollout'?" in cli("logs", "--role", "rolout", job, code=2).stderr
     assert "names no role; the run has rollout" in cli("logs", "--role", ",", job, code=2).stderr
     assert "main role by itself" in cli("logs", "--role", "trainer,rollout", job, code=2).stderr

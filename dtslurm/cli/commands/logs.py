@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from dtslurm.cli.follow import follow_to_end, make_screen
-from dtslurm.cli.options import cluster_option, job_argument, json_option
+from dtslurm.cli.options import cluster_option, job_argument, json_option, parse_ranks
 from dtslurm.cli.printing import output
 from dtslurm.errors import JobNotFound, RequestInvalid
 from dtslurm.logs.lines import LogBlock
@@ -73,7 +73,7 @@ def logs(
     record = _require_job(context, record)
     log_filter = LogFilter(
         roles=_parse_roles(record, roles, ranks or node),
-        ranks=_parse_ranks(ranks),
+        ranks=parse_ranks(ranks),
         nodes=_parse_nodes(node),
         grep=_compile_pattern(grep),
         attempt=attempt,
@@ -188,18 +188,6 @@ def _explain_no_output(view: RunView, log_filter: LogFilter, node: str | None) -
         node_text = fold_nodes(view.statuses[0].nodelist)
         return f"no output on {node}; {state}{f' on {node_text}' if node_text else ''}"
     return f"no output yet; {state}" if not view.terminal else f"no output; {state}"
-
-
-def _parse_ranks(text: str | None) -> tuple[tuple[int, int], ...] | None:
-    if text is None:
-        return None
-    ranges = []
-    for range_text in text.split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", range_text.strip())
-        if not match or (match[2] and int(match[2]) < int(match[1])):
-            raise RequestInvalid([f"--rank {text!r}: write ranks and ranges like 0,3-7"])
-        ranges.append((int(match[1]), int(match[2] or match[1])))
-    return tuple(ranges)
 
 
 def _parse_roles(record: JobRecord, text: str | None, other_filter: str | None) -> frozenset[str] | None:

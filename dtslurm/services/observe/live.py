@@ -79,7 +79,7 @@ def diagnose_live(context: Context, record: JobRecord, *, task: str | None = Non
         TransportError: the run's files could not be read on their machine.
     """
     view = views(context, [record])[0]
-    status = _choose_status(view, task)
+    status = choose_status(view, task)
     name = status.job_id or record.name
     if status.state is not JobState.RUNNING:
         raise RequestInvalid(
@@ -124,7 +124,7 @@ def diagnose_live(context: Context, record: JobRecord, *, task: str | None = Non
     )
 
 
-def _choose_status(view: RunView, task: str | None) -> JobStatus:
+def choose_status(view: RunView, task: str | None) -> JobStatus:
     """Return the status of an array task; by default of the first running task, or of the job."""
     if task is not None:
         for status in view.statuses:

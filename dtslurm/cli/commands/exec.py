@@ -1,0 +1,80 @@
+"""``dtslurm exec``."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from dtslurm.cli import completers
+from dtslurm.cli.options import cluster_option, parse_ranks
+from dtslurm.errors import RequestInvalid
+from dtslurm.services.observe.execute import CommandTarget, execute
+from dtslurm.services.runs.runs import find
+from dtslurm.services.runs.tasks import task_of
+from dtslurm.services.wiring.context import Context
+
+
+class _ExecCommand(click.Command):
+    """A command whose options stand before or directly after the job; what follows is the user's command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Move the job behind the options that follow it."""
+        ctx.allow_interspersed_args = False
+        if not ctx.resilient_parsing:
+            job = len(args) - self._count_words(ctx, args)
+            if job < len(args) and "--" not in args[:job]:
+                others = [*args[:job], *args[job + 1 :]]
+                command = len(others) - self._count_words(ctx, others)
+                args = [*others[:command], args[job], *others[command:]]
+        return super().parse_args(ctx, args)
+
+    def _count_words(self, ctx: click.Context, args: list[str]) -> int:
+        """Return the number of arguments from the first one that is no option on."""
+        parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
+        words = parsed.get("command")
+        return isinstance(parsed.get("job"), str) + (len(words) if isinstance(words, (list, tuple)) else 0)
+
+
+@click.command("exec", cls=_ExecCommand)
+@click.option(
+    "--rank", "ranks", metavar="SET", help="Run it as these ranks, such as 0,3-7. [default: the lowest]"
+)
+@click.option("--node", metavar="HOST", help="Run it as the first rank on this node.")
+@click.option("--role", metavar="NAME", help="Run it as the instances of this role; NAME/1 is instance 1.")
+@click.option("--all", "all_ranks", is_flag=True, help="Run it as every rank.")
+@cluster_option
+@click.argument("job", metavar="JOB", shell_complete=completers.complete_jobs)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND...]")
+def exec_(
+    ranks: str | None,
+    node: str | None,
+    role: str | None,
+    all_ranks: bool,
+    cluster: str | None,
+    job: str,
+    command: tuple[str, ...],
+) -> None:
+    """Run COMMAND inside the running JOB, or open a shell there.
+
+    It gets the environment, the working directory and the container of a rank, and shares its node and GPUs.
+    The exit code is that of COMMAND.
+    """
+    given = [
+        name for name, value in (("--rank", ranks), ("--node", node), ("--role", role)) if value is not None
+    ]
+    given += ["--all"] * all_ranks
+    if len(given) > 1:
+        raise RequestInvalid([f"{' and '.join(given)} exclude each other"])
+    context = Context()
+    record = find(context, job, cluster)
+    target = CommandTarget(ranks=parse_ranks(ranks), node=node, role=role, all_ranks=all_ranks)
+    sys.exit(execute(context, record, target, command, task=task_of(job, record), write=_write))
+
+
+def _write(out: bytes, err: bytes) -> None:
+    for stream, data in ((sys.stdout, out), (sys.stderr, err)):
+        if data:
+            stream.flush()
+            stream.buffer.write(data)
+            stream.buffer.flush()

@@ -1,0 +1,237 @@
+"""Run a command inside a running job, in the place of its ranks or of the instances of its roles."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+
+from dtslurm.errors import RequestInvalid
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.state import JobState
+from dtslurm.model.runs.telemetry import RunTelemetry
+from dtslurm.model.values import dataclass
+from dtslurm.remote.worker_program import NO_PYTHON, inline_program, run_with_any_python
+from dtslurm.services.observe.live import choose_status
+from dtslurm.services.observe.telemetry import RunPart, read_telemetry
+from dtslurm.services.runs.status import views
+from dtslurm.services.wiring.context import Context
+from dtslurm.slurm import commands
+from dtslurm.suggestions import suggest_name
+from dtslurm.transport.base import CommandFailed, Stream, Transport
+from dtslurm.transport.interactive import run_interactive
+
+_PARTS = ("stacks.readers", "stacks.stacks", "probe.execute")
+_LONGEST = 120_000  # characters of one argument; the limit of Linux is 128 KiB
+_POLL_S = 0.2
+_END_S = 8.0  # for a command to end after its input has ended
+# srun repeats the exit code of the command, and warns of an option that does no harm.
+_WORDS_OF_SRUN = re.compile(rb"^srun: (error: .* Exited with exit code|.* lacks support for cpu binding)")
+_ALIVE = {"starting", "ready", "unresponsive"}
+
+Write = Callable[[bytes, bytes], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandTarget:
+    """The parts of a job in whose place a command runs; the lowest running rank if nothing is given.
+
+    Attributes:
+        ranks: the first and the last number of each range of ranks.
+        node: a node, of whose ranks the first one is taken.
+        role: the name of a role, or NAME/NUMBER for one of its instances.
+        all_ranks: whether all running ranks are taken.
+    """
+
+    ranks: tuple[tuple[int, int], ...] | None = None
+    node: str | None = None
+    role: str | None = None
+    all_ranks: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TargetProcess:
+    """A process of the job.
+
+    Attributes:
+        variables: the variables of its environment that identify it.
+        pid: its process id on its node, as recorded.
+    """
+
+    label: str
+    node: str
+    variables: dict[str, str]
+    pid: int | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """Return what the program on the node must know."""
+        return {"label": self.label, "node": self.node, "variables": self.variables, "pid": self.pid}
+
+
+def execute(
+    context: Context,
+    record: JobRecord,
+    target: CommandTarget,
+    command: Sequence[str],
+    *,
+    task: str | None = None,
+    write: Write,
+) -> int:
+    """Run a command in the place of parts of a running job, or a shell if there is no command.
+
+    Args:
+        task: the task of a job array.
+        write: receives the stdout and the stderr of the command as they arrive.
+
+    Returns:
+        The exit code of the command; if it ran in several places, of the first one in which it failed.
+
+    Raises:
+        RequestInvalid: the job does not run, or has no such part.
+        CommandNotFound, HostUnavailable, LoginRefused: the command could not be started.
+        TransportError: the connection was lost.
+    """
+    status = choose_status(views(context, [record])[0], task)
+    name = status.job_id or record.name
+    if status.state is not JobState.RUNNING:
+        raise RequestInvalid(
+            [f"job {name} is not running: its state is {status.state.value}"],
+            hint=f"dtslurm status {name} shows its state and the reason",
+        )
+    if task is None and record.array is not None:
+        task = status.job_id.rpartition("_")[2]
+    places = _choose_places(read_telemetry(context, record, RunPart(task=task)), target, name)
+    if not command and len(places) > 1:
+        raise RequestInvalid(["a shell runs in one place only"], hint="choose a rank with --rank")
+    if not command and not sys.stdin.isatty():
+        raise RequestInvalid(
+            ["a shell needs a terminal"], hint=f"give a command: dtslurm exec {name} COMMAND"
+        )
+    cluster = context.cluster_of(record)
+    is_local = cluster.profile.scheduler == "local"
+    request = {
+        "run_dir": record.run_dir if task is None else f"{record.run_dir}/tasks/{task}",
+        "by_node": not is_local,
+        "places": [place.as_json() for place in places],
+        "command": list(command),
+        "with_labels": len(places) > 1 or target.all_ranks,
+    }
+    argument = base64.b64encode(zlib.compress(json.dumps(request).encode(), 9)).decode()
+    if len(argument) > _LONGEST:
+        raise RequestInvalid(
+            [f"{len(places):,} ranks with this command are too much for one step of srun"],
+            hint="choose ranks with --rank",
+        )
+    program = inline_program(_PARTS, "sys.exit(module.main())")
+    argv = run_with_any_python("dtslurm-exec", program, argument, [sys.executable] if is_local else [])
+    if not is_local:
+        nodes = sorted({place.node for place in places})
+        job = status.raw_id or status.job_id
+        argv = commands.step_of_user(job, nodes, argv, with_terminal=not command)
+    if not command:
+        return run_interactive(cluster.transport, argv)
+    return _run(cluster.transport, argv, write)
+
+
+def _choose_places(telemetry: RunTelemetry, target: CommandTarget, name: str) -> list[_TargetProcess]:
+    """Return the processes in whose place the command runs, the lowest rank first.
+
+    Raises:
+        RequestInvalid: the job has no such part, or it does not run.
+    """
+    if target.role is not None:
+        return _choose_instances(telemetry, target.role, name)
+    running = {rank.rank: rank for rank in telemetry.ranks.values() if rank.running}
+    if not running:
+        raise RequestInvalid(
+            [f"no rank of job {name} is running"], hint=f"dtslurm status {name} shows what the job does"
+        )
+    if target.ranks is not None:
+        chosen = []
+        for first, last in target.ranks:
+            found = [rank for rank in running if first <= rank <= last]
+            if not found:
+                numbers = f"rank {first}" if first == last else f"ranks {first} to {last}"
+                raise RequestInvalid(
+                    [f"{numbers} of job {name} is not running"],
+                    hint=f"of its ranks, {min(running)} to {max(running)} are running",
+                )
+            chosen += found
+        chosen = sorted(set(chosen))
+    elif target.node is not None:
+        chosen = [number for number, rank in sorted(running.items()) if rank.host == target.node][:1]
+        if not chosen:
+            hosts = sorted({rank.host for rank in running.values()})
+            suggestion = suggest_name(target.node, hosts) or f" (nodes: {', '.join(hosts[:20])})"
+            raise RequestInvalid([f"no rank of job {name} runs on {target.node!r}{suggestion}"])
+    else:
+        chosen = sorted(running) if target.all_ranks else [min(running)]
+    return [
+        _TargetProcess(
+            label=str(number),
+            node=running[number].host,
+            variables={"RANK": str(number)},
+            pid=running[number].pid,
+        )
+        for number in chosen
+    ]
+
+
+def _choose_instances(telemetry: RunTelemetry, text: str, name: str) -> list[_TargetProcess]:
+    role_name, _, number = text.partition("/")
+    roles = {role.name: role for role in telemetry.roles}
+    if role_name not in roles:
+        known = f" (roles: {', '.join(roles)})" if roles else ""
+        suggestion = suggest_name(role_name, list(roles)) or known
+        raise RequestInvalid([f"job {name} has no role {role_name!r} beside the main role{suggestion}"])
+    places = [
+        _TargetProcess(
+            label=f"{role_name}/{instance.number}",
+            node=instance.node.partition(",")[0],
+            variables={"DTSLURM_ROLE": role_name, "DTSLURM_ROLE_INSTANCE": str(instance.number)},
+        )
+        for instance in roles[role_name].instances
+        if instance.state in _ALIVE and number in {"", str(instance.number)}
+    ]
+    if not places:
+        raise RequestInvalid([f"no instance of {text} in job {name} is running"])
+    return places
+
+
+def _run(transport: Transport, argv: Sequence[str], write: Write) -> int:
+    """Run the step and pass its output on; return its exit code."""
+    with transport.stream(argv) as stream:
+        try:
+            while not stream.ended:
+                out = stream.read(_POLL_S)
+                if NO_PYTHON.encode() in out:
+                    raise RequestInvalid(["the node has no Python 3.6 or later"])
+                write(out, _read_errors(stream))
+        except CommandFailed as error:
+            write(b"", _read_errors(stream))
+            return error.code
+        except KeyboardInterrupt:
+            _end(stream)
+            raise
+    return 0
+
+
+def _read_errors(stream: Stream) -> bytes:
+    """Return the new lines of stderr without those that srun adds."""
+    lines = stream.read_stderr().splitlines(keepends=True)
+    return b"".join(line for line in lines if not _WORDS_OF_SRUN.search(line))
+
+
+def _end(stream: Stream) -> None:
+    """End the command on the node by ending its input, and wait for that."""
+    stream.close_stdin()
+    for _ in range(int(_END_S / _POLL_S)):
+        try:
+            stream.read(_POLL_S)
+        except CommandFailed:
+            return
+        if stream.ended:
+            return

@@ -1,0 +1,178 @@
+"""Runs a command on a node of a running job in the place of a process of the job, in a step of its own.
+
+The command gets the environment, the working directory and the container of that process. It ends when the
+input of this program ends, whose other end the caller holds: a killed caller leaves no command behind.
+"""
+
+import base64
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import zlib
+from typing import IO, Any, Dict, List, Optional, Tuple
+
+from ..stacks import stacks
+from ..stacks.readers import PROC, environment_of
+
+GONE = 3  # exit code if the process has ended
+GRACE_S = 5.0  # between TERM and KILL
+_WRITING = threading.Lock()
+
+
+def main() -> int:
+    """Run the command of the request in the last argument; return its exit code."""
+    request = json.loads(zlib.decompress(base64.b64decode(sys.argv[-1])).decode())
+    places = [place for place in request["places"] if is_here(place["node"], by_node=request["by_node"])]
+    found = [(place["label"], find_process(place, request["run_dir"])) for place in places]
+    missing = [label for label, pid in found if pid is None]
+    if missing or not found:
+        sys.stderr.write("dtslurm: {} does not run any more\n".format(", ".join(missing) or "this part"))
+        return GONE
+    targets = [(label, pid) for label, pid in found if pid is not None]
+    if not request["command"]:
+        return enter(targets[0][1])
+    return run_all(request["command"], targets, with_labels=request["with_labels"])
+
+
+def is_here(node: str, *, by_node: bool) -> bool:
+    """Return whether this is the node of that name; names of nodes may differ in their domain."""
+    own = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    return not by_node or own.partition(".")[0] == node.partition(".")[0]
+
+
+def find_process(place: Dict[str, Any], run_dir: str) -> Optional[int]:
+    """Return the process id of a rank or of an instance of a role on this node, None if it has ended.
+
+    A container may have its own process ids, and another process may have been given that id since, so the
+    environment identifies the process. Of several that match, the others are children of the oldest.
+    """
+    pid = place["pid"]
+    if pid is not None and matches(environment_of(pid), place["variables"], run_dir):
+        return int(pid)
+    pids = [int(name) for name in os.listdir(PROC) if name.isdigit() and int(name) != os.getpid()]
+    found = [item for item in pids if matches(environment_of(item), place["variables"], run_dir)]
+    return min(found, key=stacks.started_at) if found else None
+
+
+def matches(env: Dict[str, str], variables: Dict[str, str], run_dir: str) -> bool:
+    """Return whether an environment is that of a task of a run with these variables."""
+    own_run = os.path.basename(env.get("DTSLURM_RUN_DIR", ""))
+    if own_run != os.path.basename(run_dir) or "SLURM_PROCID" not in env:
+        return False
+    # Launcher single exports no RANK.
+    return all(dict({"RANK": "0"}, **env).get(name) == value for name, value in variables.items())
+
+
+def words_in_place(pid: int, command: List[str]) -> List[str]:
+    """Return the command as it is started in the working directory and the container of a process."""
+    own, theirs = ([_namespace(item, kind) for kind in ("mnt", "user")] for item in ("self", str(pid)))
+    if own == theirs and os.path.realpath(os.path.join(PROC, str(pid), "root")) == "/":
+        return command
+    nsenter = shutil.which("nsenter")
+    if nsenter is None:
+        raise OSError("this node has no nsenter, which enters the container (package util-linux)")
+    words = [nsenter, "--target", str(pid), "--mount", "--root", "--wd"]
+    if own[1] != theirs[1]:
+        words += ["--user", "--preserve-credentials"]
+    return [*words, "--", *command]
+
+
+def _namespace(pid: str, kind: str) -> str:
+    return os.readlink(os.path.join(PROC, pid, "ns", kind))
+
+
+def folder_of(pid: int) -> str:
+    """Return the working directory of a process as this program may enter it."""
+    folder = os.path.join(PROC, str(pid), "cwd")
+    return folder if os.path.isdir(folder) else "/"
+
+
+def enter(pid: int) -> int:
+    """Become a shell in the place of a process."""
+    env = dict(environment_of(pid), TERM=os.environ.get("TERM", "dumb"))
+    words = words_in_place(pid, ["/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh"])
+    os.chdir(os.path.realpath(folder_of(pid)) if words[0] == "/bin/sh" else "/")
+    os.execvpe(words[0], words, env)  # noqa: S606 - this process becomes the shell
+
+
+def run_all(command: List[str], targets: List[Tuple[str, int]], *, with_labels: bool) -> int:
+    """Run a command in the place of each process; return the first exit code that is not 0.
+
+    Args:
+        with_labels: whether each line of output begins with the label of its process.
+    """
+    processes: List[Any] = []
+    copies = []
+    for label, pid in targets:
+        try:
+            process = start(command, pid, with_pipes=with_labels)
+        except OSError as error:
+            sys.stderr.write("dtslurm: {}: {}\n".format(command[0], error.strerror or error))
+            end(processes)
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        processes.append(process)
+        for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            if source is not None:
+                copies.append(threading.Thread(target=copy_lines, args=(source, target, label)))
+    threading.Thread(target=end_with_input, args=(processes,), daemon=True).start()
+    for copy in copies:
+        copy.start()
+    codes = [process.wait() for process in processes]
+    for copy in copies:
+        copy.join()
+    return next((code if code > 0 else 128 - code for code in codes if code), 0)
+
+
+def start(command: List[str], pid: int, *, with_pipes: bool) -> Any:
+    """Start a command in the place of a process.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    words = words_in_place(pid, command)
+    output = subprocess.PIPE if with_pipes else None
+    return subprocess.Popen(
+        words,
+        env=environment_of(pid),
+        cwd=os.path.realpath(folder_of(pid)) if words is command else "/",
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+    )
+
+
+def copy_lines(source: IO[bytes], target: IO[str], label: str) -> None:
+    """Copy lines, each with the label of its process in front."""
+    prefix = "[{}] ".format(label).encode()
+    for line in source:
+        with _WRITING:
+            target.buffer.write(prefix + line.rstrip(b"\n") + b"\n")  # type: ignore[attr-defined]
+            target.flush()
+
+
+def end_with_input(processes: List[Any]) -> None:
+    """Wait for the end of the input, then end the processes."""
+    while os.read(0, 4096):
+        pass
+    end(processes)
+
+
+def end(processes: List[Any]) -> None:
+    """End processes with their children: TERM first, then KILL."""
+    for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        for process in processes:
+            if process.poll() is None:
+                try:
+                    os.killpg(process.pid, number)
+                except OSError:
+                    continue
+        for process in processes:
+            try:
+                process.wait(patience)
+            except subprocess.TimeoutExpired:
+                continue

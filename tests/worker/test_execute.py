@@ -1,0 +1,125 @@
+"""The program that runs a command in the place of a process of a job."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ends_in_time
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "import sys; from dtslurm.worker.probe import execute; sys.exit(execute.main())"
+RUN = {"DTSLURM_RUN_DIR": "/runs/a", "SLURM_PROCID": "0", "PATH": os.environ["PATH"]}
+
+
+@contextmanager
+def process_of_a_job(
+    tmp_path: Path, prefix: Sequence[str] = (), setup: str = "", **env: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start what a rank could be; it has begun when this enters."""
+    line = f"{setup} : >{shlex.quote(str(tmp_path))}/began; exec sleep 1000"
+    argv = [*prefix, "sh", "-c", line]
+    with subprocess.Popen(argv, env={**RUN, **env}, cwd=tmp_path) as process:
+        try:
+            wait_until((tmp_path / "began").exists)
+            yield process
+        finally:
+            process.kill()
+
+
+def execute(
+    command: Sequence[str], *, pid: int | None, stdin: int = subprocess.PIPE, **variables: str
+) -> subprocess.Popen[str]:
+    """Start the program as srun does."""
+    place = {"label": "3", "node": "n1", "variables": variables or {"RANK": "3"}, "pid": pid}
+    request = {
+        "run_dir": "/home/user/runs/a",  # under another path here
+        "by_node": False,
+        "places": [place],
+        "command": list(command),
+        "with_labels": False,
+    }
+    argument = base64.b64encode(zlib.compress(json.dumps(request).encode())).decode()
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, argument],
+        cwd=ROOT,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def output_of(program: subprocess.Popen[str]) -> tuple[str, str, int]:
+    with program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        return program.stdout.read(), program.stderr.read(), program.wait()
+
+
+def test_command_gets_environment_and_folder_of_the_recorded_process(tmp_path: Path) -> None:
+    with process_of_a_job(tmp_path, RANK="3", COLOUR="dark blue") as rank:
+        text, _, code = output_of(execute(["sh", "-c", "echo $COLOUR; pwd -P; exit 7"], pid=rank.pid))
+    assert (text, code) == (f"dark blue\n{tmp_path.resolve()}\n", 7)
+
+
+@pytest.mark.parametrize("pid", [None, 1, 2**22 + 1])
+def test_process_is_found_if_its_recorded_id_is_that_of_another(tmp_path: Path, pid: int | None) -> None:
+    own = {"DTSLURM_ROLE": "judge", "DTSLURM_ROLE_INSTANCE": str(os.getpid())}
+    with process_of_a_job(tmp_path, **own):
+        assert output_of(execute(["printenv", "DTSLURM_ROLE"], pid=pid, **own))[0] == "judge\n"
+
+
+def test_process_of_another_run_or_rank_is_never_taken(tmp_path: Path) -> None:
+    name = f"other-{os.getpid()}"
+    with process_of_a_job(tmp_path, RANK="3", DTSLURM_RUN_DIR=f"/runs/{name}") as rank:
+        _, errors, code = output_of(execute(["true"], pid=rank.pid, RANK="3", COLOUR=name))
+    assert (errors, code) == ("dtslurm: 3 does not run any more\n", 3)
+
+
+def test_command_ends_when_the_input_ends(tmp_path: Path) -> None:
+    with process_of_a_job(tmp_path, RANK="3") as rank:
+        program = execute(["sh", "-c", "echo $$; exec sleep 1000"], pid=rank.pid)
+        assert program.stdout is not None
+        assert program.stdin is not None
+        pid = int(program.stdout.readline())
+        program.stdin.close()
+        assert ends_in_time(pid)
+        assert output_of(program)[2] == 128 + 15
+
+
+def test_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    with process_of_a_job(tmp_path, RANK="3") as rank:
+        _, errors, code = output_of(execute(["no-such-program"], pid=rank.pid))
+    assert (errors, code) == ("dtslurm: no-such-program: No such file or directory\n", 127)
+
+
+NAMESPACES = {
+    "as the user": ["unshare", "--user", "--map-root-user", "--mount"],
+    "as root": ["unshare", "--mount"],
+}
+
+
+@pytest.mark.parametrize("kind", NAMESPACES)
+def test_command_enters_the_container_of_the_process(tmp_path: Path, kind: str) -> None:
+    prefix = NAMESPACES[kind]
+    if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], check=False).returncode:
+        pytest.skip("this user may not create namespaces")
+    (tmp_path / "inside").mkdir()
+    setup = "mount -t tmpfs none inside && echo from the container >inside/file && cd inside &&"
+    with process_of_a_job(tmp_path, prefix, setup, RANK="3") as rank:
+        text, errors, code = output_of(execute(["cat", "file"], pid=rank.pid))
+    assert (text, errors, code) == ("from the container\n", "", 0)
+    assert not (tmp_path / "inside" / "file").exists()
