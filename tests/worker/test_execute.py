@@ -39,9 +39,7 @@ def process_of_a_job(
             process.kill()
 
 
-def execute(
-    command: Sequence[str], *, pid: int | None, stdin: int = subprocess.PIPE, **variables: str
-) -> subprocess.Popen[str]:
+def execute(command: Sequence[str], *, pid: int | None, **variables: str) -> subprocess.Popen[str]:
     """Start the program as srun does."""
     place = {"label": "3", "node": "n1", "variables": variables or {"RANK": "3"}, "pid": pid}
     request = {
@@ -55,7 +53,7 @@ def execute(
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, argument],
         cwd=ROOT,
-        stdin=stdin,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
