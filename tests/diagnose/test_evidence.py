@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dtslurm import assets
 from dtslurm.remote.worker_program import inline_program
 from dtslurm.services.observe.diagnose import EVIDENCE
 from dtslurm.services.wiring.remote_query import SHARED
-from dtslurm.worker.evidence import evidence, flight, search
+from dtslurm.worker.evidence import evidence, flight, log_stacks, search
 from dtslurm.worker.evidence import hits as evidence_hits
 from dtslurm.worker.evidence import lines as evidence_lines
 from dtslurm.worker.lib.rank_files import encode_lines
@@ -270,3 +271,355 @@ def test_the_worker_program_answers_in_one_marked_line(tmp_path: Path) -> None:
 )
 def test_the_worker_program_is_valid_python_3_6(name: str) -> None:
     ast.parse(assets.worker(name.replace(".", "/") + ".py").read_text(), feature_version=(3, 6))
+
+
+# ---- Python stacks ----
+
+BLOCK = 'Traceback (most recent call last):\n  File "/home/me/{0}.py", line {1}, in {0}\n    {0}()\n{2}\n'
+CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+def chains_of(folder: Path, text: str) -> list[dict[str, Any]]:
+    chains: list[dict[str, Any]] = log_findings(folder, text.encode())["tracebacks"]
+    return chains
+
+
+def test_a_traceback_is_returned_with_its_position_message_and_frame(tmp_path: Path) -> None:
+    text = "one\ntwo\n" + BLOCK.format("load", 7, "ValueError: bad\n  more\nand more") + "\nstep\n"
+    assert chains_of(tmp_path, text) == [
+        {
+            "line": 3,
+            "blocks": [
+                {
+                    "line": 6,
+                    "error": "ValueError: bad",
+                    "more": "  more\nand more",
+                    "frame": {
+                        "file": "/home/me/load.py",
+                        "line": 7,
+                        "function": "load",
+                        "code": "load()",
+                        "offset": 0,
+                    },
+                    "top": "load",
+                    "frame_line": 4,
+                    "link": "",
+                }
+            ],
+            "ignored": False,
+            "went_on": False,
+            "after": len("  more\nand more\n\nstep\n"),
+        }
+    ]
+
+
+def test_the_ends_of_a_long_chain_of_exceptions_are_returned(tmp_path: Path) -> None:
+    blocks = [BLOCK.format(name, 1, f"ValueError: {name}") for name in "abcdefg"]
+    [chain] = chains_of(tmp_path, CONTEXT.join(blocks[:4]) + CAUSE + CAUSE.join(blocks[4:]))
+    assert [(block["error"][-1], block["link"]) for block in chain["blocks"]] == [
+        ("a", ""),
+        ("b", "context"),
+        ("e", "cause"),
+        ("f", "cause"),
+        ("g", "cause"),
+    ]
+
+
+def test_the_last_four_chains_of_a_log_are_returned(tmp_path: Path) -> None:
+    blocks = [BLOCK.format(name, 1, f"ValueError: {name}") + "\n" * 50 for name in "abcdef"]
+    chains = chains_of(tmp_path, "".join(blocks))
+    assert [chain["blocks"][0]["error"][-1] for chain in chains] == ["c", "d", "e", "f"]
+    assert [chain["line"] for chain in chains] == [109, 163, 217, 271]
+
+
+@pytest.mark.parametrize(
+    ("above", "ignored"),
+    [
+        ("Exception ignored in: <f>\n", True),
+        ("Exception ignored in: <f>\n\n", True),
+        ("Error in atexit._run_exitfuncs:\n", True),
+        ("Error in sys.excepthook:\n", True),
+        ("Exception ignored in: <f>\nstep\n", False),
+        ("Error in training\n", False),
+        ("", False),
+    ],
+)
+def test_a_traceback_that_python_ignores_is_marked(tmp_path: Path, above: str, ignored: bool) -> None:
+    [chain] = chains_of(tmp_path, above + BLOCK.format("f", 1, "ValueError: x"))
+    assert chain["ignored"] is ignored
+
+
+@pytest.mark.parametrize("end", ["", "step 7 done\n", "  still a frame"])
+def test_a_traceback_without_its_exception_is_left_out(tmp_path: Path, end: str) -> None:
+    text = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 3, in a\n    a()\n' + end
+    assert chains_of(tmp_path, text) == []
+
+
+def test_the_stack_of_a_crash_ends_with_the_users_innermost_frame(tmp_path: Path) -> None:
+    text = (
+        "Fatal Python error: Segmentation fault\n\nThread 0x1 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 1 in wait\n'
+        'Current thread 0x2 (most recent call first):\n  File "/x/site-packages/z.py", line 5 in z\n'
+        '  File "/home/me/inner.py", line 9 in f\n  File "/home/me/outer.py", line 2 in <module>\n'
+    )
+    frame = {"file": "/home/me/inner.py", "line": 9, "function": "f", "code": "", "offset": 1}
+    assert chains_of(tmp_path, text) == [{"line": 5, "crash": frame, "blocks": [], "after": 0}]
+
+
+@pytest.mark.parametrize(
+    ("message", "more"),
+    [
+        (["a", "", "b"], ["a"]),
+        (["a", "b", "c", "d", "e", "f"], ["a", "b", "c", "d", "e"]),
+        (["a", "b", "c", "d", "e", "  f", "\tg", "h"], ["a", "b", "c", "d", "e", "  f", "\tg"]),
+        ([f" {number}" for number in range(20)], [f" {number}" for number in range(12)]),
+        (["a", "Traceback (most recent call last):"], ["a"]),
+        (["x" * 500], ["x" * 400]),
+    ],
+)
+def test_the_message_of_an_exception_is_limited(message: list[str], more: list[str]) -> None:
+    assert log_stacks.below(message) == more
+
+
+def test_frames_of_boxed_tracebacks_and_syntax_errors_are_read() -> None:
+    boxed = ["│ /home/me/a.py:3 in main    │", "│   1 x │", "| /home/me/b.py:14 in f |"]
+    assert [(frame["file"], frame["line"], frame["function"], frame["code"], frame["offset"])
+            for frame in log_stacks.frames_of(boxed, boxed=True)] == [
+        ("/home/me/a.py", 3, "main", "", 0), ("/home/me/b.py", 14, "f", "", 2),
+    ]  # fmt: skip
+    plain = [
+        '  File "/a.py", line 3',
+        '  File "/b.py", line 4, in g',
+        "    g()",
+        '  File "/c.py", line 5 in h',
+    ]
+    assert [(frame["function"], frame["code"]) for frame in log_stacks.frames_of(plain)] == [
+        ("<module>", ""),
+        ("g", "g()"),
+        ("h", ""),
+    ]
+    in_libraries = [
+        '  File "/x/site-packages/a.py", line 1, in a',
+        '  File "/usr/lib/python3.9/b.py", line 2, in b',
+    ]
+    assert (log_stacks.user_frame(log_stacks.frames_of(in_libraries)) or {})["function"] == "b"
+    assert log_stacks.user_frame([]) is None
+
+
+# ---- lines ----
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("at 2026-03-04 05:06:07.123 x", (2026, 3, 4, 5, 6, 7)),
+        ("2026-03-04T05:06:07Z", (2026, 3, 4, 5, 6, 7)),
+        ("E0304 05:06:07.1 file.cc:1] x", (2001, 3, 4, 5, 6, 7)),
+        ("[W1231 23:59:58 x]", (2001, 12, 31, 23, 59, 58)),
+        ("x0304 05:06:07", None),
+        ("step 5", None),
+    ],
+)
+def test_the_time_stamp_of_a_line_is_local_time(text: str, expected: tuple[int, ...] | None) -> None:
+    written_in_2001 = time.mktime((2001, 6, 1, 0, 0, 0, 0, 0, -1))
+    local = None if expected is None else time.mktime((*expected, 0, 0, -1))  # type: ignore[arg-type]
+    assert evidence_lines.stamp(text, written_in_2001) == local
+
+
+def test_the_last_lines_of_a_log_are_not_blank(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"x" * 5000 + b"\n1\n\n2\r3\n  \n" + b"4" * 500 + b"\n\n")
+    lines = evidence_lines.Lines(str(tmp_path / "log"))
+    with lines.file:
+        assert lines.size == 5513
+        assert evidence_lines.last_lines(lines) == ["1", "2", "3", "4" * 400]
+        assert evidence_lines.last_lines(lines, 1) == ["4" * 400]
+        assert lines.around(-5, 3) == [b"xxx"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "went_on"),
+    [
+        ([], ["step 1", "step 2", "step 3", "step 4"], False),
+        ([], ["step 1", "step 2", "step 3", "step 4", "step 5"], True),
+        ([], ["step 1"] * 5, False),
+        (["x", "step 0"], ["step 1", "step 2", "step 3"], True),
+        (["x", "step 0"], ["step 1", "step 2", "other"], False),
+        (["x", "step 0"], ["step 1", "step 2"], False),
+        (["x", "step 0"], ["step 1", "step 2", "warning 3", ""], False),
+        (["x", "bye"], ["bye", "bye", "bye"], True),
+        (["step 0"], ["step 1", "step 2", "step 3"], False),  # the first line before may be incomplete
+    ],
+)
+def test_training_went_on_if_its_lines_continue(
+    tmp_path: Path, before: list[str], after: list[str], went_on: bool
+) -> None:
+    head = "".join(f"{line}\n" for line in before)
+    (tmp_path / "log").write_text(head + "ERROR\n" + "".join(f"{line}\n" for line in after))
+    lines = evidence_lines.Lines(str(tmp_path / "log"))
+    with lines.file:
+        assert evidence_lines.training_went_on(lines, len(head), len(head) + 6) is went_on
+
+
+# ---- flight records and records of ranks ----
+
+
+def collective(sequence: int, state: str = "scheduled", **more: Any) -> dict[str, Any]:
+    return {
+        "collective_seq_id": sequence,
+        "process_group": "g",
+        "state": state,
+        "profiling_name": "op",
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("entries", "enqueued", "completed", "stuck"),
+    [
+        ([], None, None, None),
+        ([collective(1, "completed"), collective(2, "completed")], 2, 2, None),
+        ([collective(1, "completed"), collective(2), collective(3)], 3, 1, 2),
+        ([collective(3), collective(2)], 3, -1, 2),
+        ([collective(2), collective(2, "completed")], 2, 2, None),
+        ([collective(2), collective(3, "completed")], 3, 3, None),
+        ([collective(3), collective(2, "completed")], 3, 2, 3),
+        ([collective(2, "completed"), collective(1)], 2, 2, None),
+        ([collective(2, "completed"), collective(2)], 2, 2, None),
+        ([collective(1, retired=True, profiling_name="gloo:x")], 1, 1, None),
+        ([collective(1, retired=True)], 1, -1, 1),
+        ([collective(1, profiling_name="gloo:x")], 1, -1, 1),
+        ([collective(5, is_p2p=True), {"collective_seq_id": "7"}, collective(1, "completed")], 1, 1, None),
+    ],
+)
+def test_the_first_incomplete_collective_of_a_group_is_found(
+    tmp_path: Path,
+    entries: list[dict[str, Any]],
+    enqueued: int | None,
+    completed: int | None,
+    stuck: int | None,
+) -> None:
+    (tmp_path / "flight_12").write_text(json.dumps({"entries": entries}))
+    (tmp_path / "flight_13").write_text("{")
+    (tmp_path / "flight_x").write_text(json.dumps({"entries": entries}))
+    [dump] = flight.flight_dumps(str(tmp_path))
+    assert (dump["rank"], dump["file"]) == (12, "flight_12")
+    group = dump["groups"].get("g", {"enqueued": None, "completed": None, "stuck": None})
+    assert (group["enqueued"], group["completed"]) == (enqueued, completed)
+    assert (group["stuck"] or {"seq": None})["seq"] == stuck
+
+
+def test_an_incomplete_collective_is_described(tmp_path: Path) -> None:
+    frames = [{"filename": "/x/site-packages/t.py", "line": 1}, "?", {"filename": "/me/a.py", "line": 7}, {}]
+    entries = [
+        collective(1, "s" * 50, profiling_name="p" * 90, frames=frames),
+        collective(1, process_group="h", frames=[{"filename": "/me/b.py"}]),
+        collective(1, process_group="i", frames=[{"filename": "/" * 300, "line": 1}]),
+    ]
+    (tmp_path / "flight_0").write_text(json.dumps({"entries": entries}))
+    [dump] = flight.flight_dumps(str(tmp_path / "none"), str(tmp_path))
+    stuck = {name: group["stuck"] for name, group in dump["groups"].items()}
+    assert stuck["g"] == {"seq": 1, "op": "p" * 80, "state": "s" * 40, "where": "/me/a.py:7"}
+    assert stuck["h"]["where"] == ""
+    assert stuck["i"]["where"] == "/" * 198 + ":1"
+
+
+def test_a_very_large_flight_record_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps({"entries": [collective(1)]})
+    (tmp_path / "flight_0").write_text(text)
+    monkeypatch.setattr(flight, "LARGEST_DUMP", len(text))
+    assert len(flight.flight_dumps(str(tmp_path))) == 1
+    monkeypatch.setattr(flight, "LARGEST_DUMP", len(text) - 1)
+    assert flight.flight_dumps(str(tmp_path)) == []
+
+
+def test_records_of_ranks_have_their_errors_and_first_failures(tmp_path: Path) -> None:
+    def write(name: str, value: Any) -> None:
+        (tmp_path / name).write_text(value if isinstance(value, str) else json.dumps(value))
+
+    for rank in (0, 1, 2, 3):
+        write(f"{rank}.json", {"rank": rank})
+    stack = '  File "/home/me/a.py", line 3, in f\n    f()\n'
+    extra = {"timestamp": "5", "py_callstack": stack}
+    write("0.error.json", {"message": {"message": "m" * 500, "extraInfo": extra}})
+    write("1.error.json", {"message": "t" * 500})
+    write("2.error.json", {"message": {"extraInfo": "none"}})
+    write("3.error.json", {"message": ""})
+    write("7.error.json", {"message": "of no rank"})
+    write("first-failure", "3 17")
+    write("first-failure-1", "3 x")
+    write("first-failure-2", "3 17 5")
+    records, first_failures = evidence.rank_records(str(tmp_path))
+    frame = {"file": "/home/me/a.py", "line": 3, "function": "f", "code": "f()", "offset": 0}
+    assert {record["rank"]: record.get("error") for record in records} == {
+        0: {"message": "m" * 400, "time": "5", "frame": frame},
+        1: {"message": "t" * 400},
+        2: {"message": "", "time": None, "frame": None},
+        3: None,
+    }
+    assert first_failures == [[3, 17]]
+    assert evidence.rank_records(str(tmp_path / "none")) == ([], [])
+
+
+# ---- search ----
+
+
+def test_lines_with_words_have_their_numbers_and_offsets() -> None:
+    data = b"a\nred one\nb\nblue red\n\nred"
+    expected = [(12, 102, b"red one"), (14, 112, b"blue red"), (16, 122, b"red")]
+    assert search.lines_with(data, [b"red", b"blue"], 100, 11) == expected
+    assert search.lines_with(data, [b"green"], 100, 11) == []
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1 << 16])
+def test_a_log_is_searched_in_blocks_of_whole_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(search, "PIECE", piece)
+    lines = [b"step %d" % number for number in range(40)]
+    lines[3], lines[20], lines[39] = b"a word", b"x" * 100 + b"word", b"word"
+    (tmp_path / "log").write_bytes(b"\n".join(lines))
+    [matches] = search.Search([b"word"]).candidates([str(tmp_path / "log")]).values()
+    offsets = [len(b"\n".join(lines[:index])) + 1 for index in (3, 20, 39)]
+    assert matches == [(4, offsets[0], lines[3]), (21, offsets[1], lines[20]), (40, offsets[2], b"word")]
+
+
+@pytest.mark.parametrize(("count", "expected"), [(12, range(12)), (13, [0, 1, *range(3, 13)])])
+def test_the_first_and_last_lines_with_a_word_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, expected: Any
+) -> None:
+    monkeypatch.setattr(search, "FIRST", 2)
+    monkeypatch.setattr(search, "MANY", 10)
+    (tmp_path / "log").write_bytes(b"".join(b"word %d\n" % number for number in range(count)))
+    [matches] = search.Search([b"word"]).candidates([str(tmp_path / "log")]).values()
+    assert [text for _, _, text in matches] == [b"word %d" % number for number in expected]
+
+
+def test_only_whole_counts_of_lines_precede_an_offset(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"a\nb\nc\n")
+    with (tmp_path / "log").open("rb") as file:
+        positions = [search.after_lines(file.fileno(), start) for start in (-1, 0, 1, 2, 4, 99)]
+    assert positions == [(0, 1), (0, 1), (1, 1), (2, 2), (4, 3), (6, 4)]
+
+
+def test_harmless_kinds_of_lines_are_searched_once() -> None:
+    words = search.Search([b"E-5", b"bad"])
+    assert words.words_in(b"step 1\nstep 2\n", 4) == ([], 2)
+    assert words.harmless == {b"step ", b""}
+    assert words.words_in(b"step 3\rstep 4\nbad 7\n", 4) == ([b"bad"], 2)
+    assert words.words_in(b"E-5", 4) == ([b"E-5"], 0)
+    assert words.harmless == {b"step ", b""}
+
+
+def test_a_log_of_unlike_lines_is_given_up_after_some_blocks() -> None:
+    data = b"\n".join(bytes([97 + number % 26]) * (number + 1) for number in range(120))
+    words = search.Search([b"no such"])
+    assert words.words_in(data[:1000], 0) == ([], data[:1000].count(b"\n"))  # a small block is no evidence
+    assert words.unlike == 0
+    assert words.words_in(data, 1)[0] == []
+    assert words.unlike == 1
+    assert words.words_in(data, 1)[0] == []  # its kinds are known now
+    assert words.unlike == 1
+    with pytest.raises(search.TooManyLineKinds):
+        words.words_in(data.upper(), 1)
+    assert words.words_in(data.swapcase().replace(b"A", b"?"), None)[0] == []

@@ -21,6 +21,7 @@ from dtslurm.model.nodes import (
     select_newest_notes,
 )
 from dtslurm.slurm import parse
+from dtslurm.worker.lib import node_blocklist
 from dtslurm.worker.lib.node_blocklist import exchange
 
 NOW = 1_700_000_000.0
@@ -175,3 +176,40 @@ def test_only_the_end_of_a_very_large_file_is_read(tmp_path: Path, monkeypatch: 
 def test_plain_returns_one_line() -> None:
     assert nodes.make_printable(" a\t b\n") == "a b"
     assert nodes.make_printable(None) == ""
+
+
+def test_a_file_that_has_notes_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_text("old\n")
+    path.chmod(0o640)
+    assert exchange(str(path), ["new", "newer"], 0o664) == ["old", "new", "newer"]
+    assert path.read_text() == "old\nnew\nnewer\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize(("mode", "lines"), [(0o600, ["x"]), (0o644, ["x"]), (0o620, []), (0o602, [])])
+def test_supervisor_notes_are_read_only_where_no_other_user_writes(
+    tmp_path: Path, mode: int, lines: list[str]
+) -> None:
+    path = tmp_path / f".bad-nodes-{os.geteuid()}.jsonl"
+    path.write_text("x\n")
+    path.chmod(mode)
+    roots = [str(tmp_path / "none"), str(tmp_path)]
+    assert node_blocklist.answer({"run_roots": roots}) == {"schema": 1, "lines": lines}
+
+
+def test_the_answer_has_the_lines_or_the_problem(tmp_path: Path) -> None:
+    request = {"path": str(tmp_path / "notes.jsonl"), "lines": ["x"]}
+    assert node_blocklist.answer(request) == {"schema": 1, "lines": ["x"]}
+    assert stat.S_IMODE((tmp_path / "notes.jsonl").stat().st_mode) == 0o600
+    problem = {"schema": 1, "problem": "No such file or directory"}
+    assert node_blocklist.answer({**request, "path": str(tmp_path / "none/notes")}) == problem
+
+
+def test_a_note_of_a_run_is_valid_for_its_time() -> None:
+    line = node_blocklist.note_line("c", "n1", "Xid 79", "17", NOW)
+    [note] = parse_notes([line], NOW)
+    assert note == NodeNote(
+        node="n1", cluster="c", reason="Xid 79", evidence="", job="17", by="dtslurm", when=NOW,
+        expires=NOW + node_blocklist.HOLDS_S, removed=False,
+    )  # fmt: skip

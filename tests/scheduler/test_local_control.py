@@ -7,11 +7,15 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dtslurm.errors import SlurmError
 from dtslurm.model.runs.state import JobState, StateFlag
+from dtslurm.worker.localslurm import scontrol
+from dtslurm.worker.localslurm.options import Refused
+from dtslurm.worker.localslurm.state import State
 from tests.processes import is_alive
 from tests.scheduler.local_cluster import LocalCluster
 from tests.waiting import busyness, wait_until
@@ -447,3 +451,101 @@ def test_damaged_job_counter_is_rebuilt(cluster: LocalCluster) -> None:
     assert cluster.run("true").job_id == "1"
     (cluster.folder / "state" / "counter").write_text("")
     assert cluster.run("true").job_id == "2"
+
+
+# ---- scontrol ----
+
+
+def save_record(state: State, job: int, /, **values: Any) -> None:
+    """Write the record of a job that has failed on two nodes."""
+    state.prepare()
+    Path(state.job_dir(job)).mkdir()
+    begin = time.mktime((2026, 3, 4, 5, 6, 7, 0, 0, -1))
+    common = {
+        "id": job, "array_id": None, "array_task": None, "name": "train", "state": "FAILED", "nodes": 2,
+        "reason": "NonZeroExitCode", "requeue": True, "restarts": 1, "exit_code": 3, "signal_number": None,
+        "time_limit": 3 * 3600 + 4 * 60 + 5, "submit_time": begin, "start_time": begin + 60,
+        "end_time": begin + 3600, "partition": "local", "cpus_per_node": [2, 1], "ntasks": 3,
+        "cpus_per_task": None, "chdir": None, "submit_dir": "/home/me", "comment": "c", "array_count": 0,
+    }  # fmt: skip
+    state.save({**common, **values})
+
+
+ENDED = """\
+JobId=7 JobName=train
+   JobState=FAILED Reason=NonZeroExitCode
+   Requeue=1 Restarts=1 ExitCode=3:0
+   TimeLimit=03:04:05
+   SubmitTime=2026-03-04T05:06:07
+   StartTime=2026-03-04T05:07:07 EndTime=2026-03-04T06:06:07
+   Partition=local
+   NodeList=local[1-2]
+   NumNodes=2 NumCPUs=3 NumTasks=3 CPUs/Task=1
+   WorkDir=/home/me
+   Comment=c
+"""
+PENDING_TASK = """\
+JobId=8 ArrayJobId=8 ArrayTaskId=4 JobName=train
+   JobState=PENDING Reason=Job_LaunchFailure
+   Requeue=0 Restarts=0 ExitCode=0:9
+   TimeLimit=UNLIMITED
+   SubmitTime=2026-03-04T05:06:07
+   StartTime=Unknown EndTime=Unknown
+   Partition=local
+   NodeList=
+   NumNodes=2 NumCPUs=3 NumTasks=3 CPUs/Task=4
+   WorkDir=/x
+   Comment=c
+"""
+
+
+def test_scontrol_shows_all_fields_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = State(str(tmp_path))
+    save_record(state, 7)
+    save_record(
+        state, 8, array_id=8, array_task=4, state="PENDING", reason="Job LaunchFailure: no such file",
+        requeue=False, restarts=0, exit_code=None, signal_number=9, time_limit=None, start_time=None,
+        end_time=None, cpus_per_task=4, chdir="/x",
+    )  # fmt: skip
+    state.enqueue(8)
+    assert scontrol.run(state, ["show", "job", "7"]) == [ENDED]
+    assert scontrol.run(state, ["show", "job", "8_4"]) == [PENDING_TASK]
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert scontrol.run(state, ["show", "job"]) == [ENDED]
+    for job in ("9", "8_5", "7_0"):
+        with pytest.raises(Refused, match=f"^Invalid job id specified: {job}$"):
+            scontrol.run(state, ["show", "job", job])
+
+
+def test_scontrol_expands_hostnames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = State(str(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    monkeypatch.setenv("SLURM_NODELIST", "n[1-2]")
+    assert scontrol.run(state, ["show", "hostnames"]) == ["n1", "n2"]
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "a[1-2]")
+    assert scontrol.run(state, ["show", "hostname"]) == ["a1", "a2"]
+    assert scontrol.run(state, ["show", "hostnames", "b[1-2]"]) == ["b1", "b2"]
+    for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        monkeypatch.delenv(name)
+    with pytest.raises(Refused, match=r"^no host list is given, and SLURM_JOB_NODELIST is not set$"):
+        scontrol.run(state, ["show", "hostnames"])
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("", "nothing"),
+        ("show", "show"),
+        ("show job 7 8", "show job 7 8"),
+        ("show hostnames a b", "show hostnames a b"),
+        ("requeue", "requeue"),
+        ("requeue 7 8", "requeue 7 8"),
+        ("hold 7", "hold 7"),
+    ],
+)
+def test_scontrol_refuses_other_commands(tmp_path: Path, words: str, command: str) -> None:
+    with pytest.raises(Refused) as caught:
+        scontrol.run(State(str(tmp_path)), words.split())
+    offered = "it offers: show hostnames [LIST], show job [ID], requeue ID"
+    problem = f"the embedded scheduler's scontrol does not offer '{command}'; {offered}"
+    assert caught.value.problems == [problem]

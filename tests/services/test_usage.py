@@ -229,6 +229,30 @@ def test_a_long_sample_file_is_read_in_parts(tmp_path: Path) -> None:
     assert util / count == 40
 
 
+def test_only_possible_values_of_samples_are_summed(tmp_path: Path) -> None:
+    utils = [-1, 0, 4.9, 5, 100, 101]
+    powers = [-1, 0, 99_999, 1e5, None, "x"]
+    gpus = [{"util": util} for util in utils] + [{"util": 50, "power_w": power} for power in powers]
+    write_samples(tmp_path / "metrics" / "0", "node-0.jsonl", [json.dumps({"gpus": gpus})])
+    assert gpu_time.answer({"runs": [str(tmp_path)]}) == {
+        "schema": 1,
+        "runs": [[10, 409.9, 2, 2, 99_999]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("samples", "utils"), [(8, [0, 1, 2, 3, 4, 5, 6, 7]), (9, [0, 1, 3, 5, 8]), (20, [0, 1, 7, 13, 19])]
+)
+def test_blocks_of_a_long_sample_file_are_at_even_distances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: int, utils: list[int]
+) -> None:
+    monkeypatch.setattr(gpu_time, "PIECES", 4)
+    monkeypatch.setattr(gpu_time, "PIECE", 100)
+    lines = [json.dumps({"gpus": [{"util": number}]}).ljust(49) for number in range(samples)]
+    write_samples(tmp_path, "node-0.jsonl", lines)
+    assert [gpu["util"] for gpu in gpu_time.gpus(str(tmp_path / "node-0.jsonl"))] == utils
+
+
 def test_usage_csv_can_be_parsed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from click.testing import CliRunner
 

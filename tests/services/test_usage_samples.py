@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +19,7 @@ from dtslurm.services.results import fetch as fetching
 from dtslurm.services.wiring import login_node
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.pull import Copied
+from dtslurm.worker.lib import answer
 
 
 def run_record(job: str, **values: Any) -> JobRecord:
@@ -128,3 +132,13 @@ def test_fetch_from_a_login_node_without_python_is_refused(
     monkeypatch.setattr(login_node, "query_login_node", lambda *_: SimpleNamespace(python=""))
     with pytest.raises(CommandNotFound, match=r"has no Python 3\.6"):
         fetching.fetch(Context(), run_record("1"), [], tmp_path)
+
+
+def test_answer_is_a_compressed_line_after_the_mark(capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"runs": [[10, 500.0]], "name": "é" * 1000}
+    print("motd", end="")
+    answer.tell("MARK:", values)
+    before, line, after = capsys.readouterr().out.split("\n")
+    assert (before, line[:5], after) == ("motd", "MARK:", "")
+    assert json.loads(zlib.decompress(base64.b64decode(line[5:]))) == values
+    assert len(line) < 200

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+import zlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dtslurm.errors import TransportError
 from dtslurm.store.pull import Copied, PullSpec, copy
 from dtslurm.transport.local import LocalTransport
+from dtslurm.worker.delivery import code_files, send
+from dtslurm.worker.delivery.objects import STAMP
 
 
 @pytest.fixture
@@ -138,3 +144,88 @@ def test_c25_a_planted_link_is_not_followed(remote_folder: Path, tmp_path: Path)
 def test_c14_a_malformed_frame_is_an_error(tmp_path: Path, program: str) -> None:
     with pytest.raises(TransportError):
         copy(_Hostile(program), [PullSpec("/far", tmp_path / "here", ("*",))], python=sys.executable)
+
+
+# ---- The sender's decisions ----
+
+
+@pytest.mark.parametrize(
+    ("have", "offset"),
+    [
+        (None, 0),
+        ([1000, 0, 7], None),
+        ([1000, 1, 0], 0),
+        ([1000, 1, zlib.crc32(b"b" * 256)], 1000),
+        ([744, 0, zlib.crc32(b"a" * 256)], 744),
+        ([745, 0, zlib.crc32(b"a" * 256)], 0),
+        ([100, 0, zlib.crc32(b"a" * 100)], 100),
+        ([1001, 0, zlib.crc32(b"b" * 256)], 0),
+        ([0, 5, 0], 0),
+    ],
+)
+def test_a_copy_is_continued_only_if_its_end_is_the_same(have: list[int] | None, offset: int | None) -> None:
+    status: Any = SimpleNamespace(st_size=1000, st_mtime_ns=0)
+    assert send.start(io.BytesIO(b"a" * 744 + b"b" * 256), status, have) == offset
+
+
+@pytest.mark.parametrize(
+    ("path", "with_hidden", "without_hidden"),
+    [
+        ("a/b", False, False),
+        (".git/hooks", True, True),
+        ("a/.GIT/config", True, True),
+        ("a/.hidden", False, True),
+        (".a/b", False, True),
+        ("a.git", False, False),
+    ],
+)
+def test_hidden_files_and_repositories_are_withheld(
+    path: str, with_hidden: bool, without_hidden: bool
+) -> None:
+    words = path.split("/")
+    assert send.is_withheld(words, sends_hidden=True) is with_hidden
+    assert send.is_withheld(words, sends_hidden=False) is without_hidden
+
+
+def test_files_that_are_not_sent_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send, "MOST_NAMES", 2)
+    for name in ("a.log", "b.txt", "code/x.log", "tasks/1/c.log", "tasks/1/ray-token", "logs/ray-token",
+                 ".git/1.log", ".git/2.log", ".git/3.log", "ray-token"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "link.log").symlink_to("a.log")
+    (tmp_path / "folder.log").symlink_to("logs")
+    run = {"path": str(tmp_path), "patterns": ["*.log", "*ray-token", "code"], "skip": ["code", "b.txt"]}
+    unsent = send.WithheldFiles(run)
+    assert sorted(send.files(run, unsent)) == ["a.log", "logs/ray-token", "tasks/1/c.log"]
+    counts = unsent.counts
+    assert (counts["skipped"], counts["not_files"], counts["hidden"]) == (["code"], 2, 3)
+    assert (len(counts["names"]), len(counts["hidden_names"]), counts["outputs"]) == (2, 2, 0)
+
+
+def test_outputs_of_a_job_are_sent_without_its_snapshot_and_byte_code(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    (code / "__pycache__").mkdir(parents=True)
+    for name in ("same", "changed", "out.txt", "out.bin", "a.pyc", "__pycache__/b"):
+        (code / name).write_text("xx")
+    os.utime(code / "same", (STAMP, STAMP))
+    (code / "link").symlink_to("same")
+    (code / "moved").symlink_to("elsewhere")
+    tree = [("same", "object", 2), ("changed", "object", 2), ("link", None, "same"), ("moved", None, "same")]
+    (tmp_path / "snapshot.list").write_bytes(code_files.encode_list(tree))
+    groups = code_files.CodeFiles(os.fsencode(tmp_path))
+    assert [file.path for file in groups.delivered] == [b"link", b"same"]
+    assert [file.path for file in groups.byte_code] == [b"__pycache__/b", b"a.pyc"]
+    assert [file.path for file in groups.outputs] == [b"changed", b"moved", b"out.bin", b"out.txt"]
+    run = {
+        "path": str(tmp_path),
+        "patterns": ["code/*.txt", "code/*same", "code/*.pyc"],
+        "outputs_only": True,
+    }
+    unsent = send.WithheldFiles(run)
+    assert list(send.files(run, unsent)) == ["code/out.txt"]
+    assert {name: unsent.counts[name] for name in ("snapshot", "byte_code", "outputs")} == {
+        "snapshot": 1,
+        "byte_code": 1,
+        "outputs": 2,
+    }

@@ -172,7 +172,7 @@ def test_job_environment_describes_nodes_and_times(tmp_path: Path) -> None:
     )
     assert not ASKED & set(env)  # as Slurm: what was not asked for is not there
     year = int(job_environment(tmp_path, time_limit=None)["SLURM_JOB_END_TIME"])
-    assert year == 1000 + environment.YEAR
+    assert year == 1000 + 365 * 86400
 
 
 def test_job_environment_describes_the_requested_resources(tmp_path: Path) -> None:
@@ -192,6 +192,27 @@ def test_job_environment_describes_the_requested_resources(tmp_path: Path) -> No
 
 def test_job_without_gpus_gets_an_empty_cuda_visible_devices(tmp_path: Path) -> None:
     assert job_environment(tmp_path, machine={"gpus": ["0"]})["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(
+    ("job_gpus", "machine_gpus", "set_before", "value"),
+    [
+        (["0"], [], {}, "true"),
+        (["0"], [], {"ACCELERATE_USE_CPU": "no"}, "no"),
+        (["0"], ["0"], {}, None),
+        ([], [], {}, None),
+        ([], ["0"], {}, None),
+    ],
+)
+def test_accelerate_uses_the_cpu_for_emulated_gpus(
+    tmp_path: Path,
+    job_gpus: list[str],
+    machine_gpus: list[str],
+    set_before: dict[str, str],
+    value: str | None,
+) -> None:
+    more = {"gpu_ids": [job_gpus, job_gpus], "machine": {"gpus": machine_gpus}, "exported": set_before}
+    assert job_environment(tmp_path, **more).get("ACCELERATE_USE_CPU") == value
 
 
 def test_login_environment_contains_only_login_variables(monkeypatch: pytest.MonkeyPatch) -> None:

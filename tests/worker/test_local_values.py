@@ -12,7 +12,7 @@ from dtslurm.worker.localslurm import hostlist, values
 from dtslurm.worker.localslurm.directives import read_options, split_directive
 from dtslurm.worker.localslurm.options import Refused
 from dtslurm.worker.localslurm.queue import allocate_gpus
-from dtslurm.worker.localslurm.request import read_request, spread
+from dtslurm.worker.localslurm.request import find_excess_requests, notices, read_request, spread
 
 MACHINE = {"cpus": 8, "memory_mib": 8000, "gpus": []}
 
@@ -208,3 +208,126 @@ def test_gpus_are_allocated_to_a_single_job() -> None:
 def test_mem_per_cpu_multiplies_by_the_cpus_of_the_node() -> None:
     request = read_request("#!/bin/sh\n#SBATCH --mem-per-cpu=100M -n3 -N1 -c2\n", MACHINE)
     assert request["memory_mib"] == 600
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (" \n", "the batch script is empty"),
+        (
+            "echo\n",
+            "the batch script's first line must start with #! and name an interpreter, as #!/bin/bash",
+        ),
+        (
+            "#!/bin/sh\r\n",
+            "the batch script contains DOS line breaks (\\r\\n) instead of UNIX ones (\\n)",
+        ),
+        ("#!/bin/sh\n\0", "the batch script contains NUL bytes; it is no text"),
+        ("#!/bin/sh\n#SBATCH -N1 x -Z y\n", "line 2: invalid directive in the batch script: x"),
+        ("#!/bin/sh\n#SBATCH --no\n", "line 2: the embedded scheduler does not offer the option --no"),
+        ("#!/bin/sh\n#SBATCH --nodes\n", "line 2: --nodes needs a value"),
+        ("#!/bin/sh\n#SBATCH --open-mode=x\n", "--open-mode must be append or truncate, not 'x'"),
+        ("#!/bin/sh\n#SBATCH --kill-on-invalid-dep=x\n", "--kill-on-invalid-dep must be yes or no, not 'x'"),
+        ("#!/bin/sh\n#SBATCH -N0\n", "--nodes: '0' is not a positive whole number"),
+        (
+            "#!/bin/sh\n#SBATCH -N2 --gpus=3\n",
+            "--gpus=3 cannot be divided among 2 nodes; use --gpus-per-node",
+        ),
+    ],
+)
+def test_invalid_batch_script_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(Refused) as caught:
+        read_request(text, MACHINE)
+    assert caught.value.problems == [problem]
+
+
+@pytest.mark.parametrize(
+    ("directives", "values"),
+    [
+        ("", {"gpus": 0, "memory_mib": None, "name": None, "partition": "local", "comment": "",
+              "append": False, "requeue": True, "held": False, "ntasks_asked": False, "time_limit": None,
+              "array_tasks": None, "array_limit": 0, "array_step": 1, "kill_on_invalid_dep": False,
+              "dependency": []}),
+        ("-N2 --gpus=4", {"gpus": 2, "gpus_per_node_asked": None}),
+        ("-N2 --gpus-per-node=3 --gpus=4 --gres=gpu:5", {"gpus": 3, "gpus_per_node_asked": 3}),
+        ("-N2 --gres=gpu:5 --gpus=4", {"gpus": 5}),
+        ("--mem=5M --mem-per-cpu=100M", {"memory_mib": 5}),
+        ("--array=1-9:2%3", {"array_tasks": [1, 3, 5, 7, 9], "array_limit": 3, "array_step": 2}),
+        ("-n3", {"ntasks": 3, "ntasks_asked": True}),
+        ("--ntasks-per-node=2 -N2", {"ntasks": 4, "ntasks_asked": True, "ntasks_per_node": 2}),
+        ("--open-mode=append", {"append": True}),
+        ("--open-mode=t --hold --no-requeue", {"append": False, "held": True, "requeue": False}),
+        ("--kill-on-invalid-dep=yes -p gpu", {"kill_on_invalid_dep": True, "partition": "gpu"}),
+        ("-t 5", {"time_limit": 300}),
+        ("--kill-on-invalid-dep=no", {"kill_on_invalid_dep": False}),
+    ],
+)  # fmt: skip
+def test_directives_become_the_request(directives: str, values: dict[str, object]) -> None:
+    request = read_request(f"#!/bin/sh\n#SBATCH {directives}\n", MACHINE)
+    assert {name: request[name] for name in values} == values
+
+
+@pytest.mark.parametrize(
+    ("more", "gpus", "problems"),
+    [
+        ({"nodes": 64, "memory_mib": 8000}, [], []),
+        ({"nodes": 65}, [], ["65 nodes are requested; at most 64 are emulated on one machine"]),
+        ({"memory_mib": 8001}, [], ["8001 MiB of memory are requested; this machine has 8000"]),
+        ({"nodes": 2, "gpus": 2}, ["0", "1", "2", "3"], []),
+        ({"nodes": 2, "gpus": 2}, [], []),  # the CPU emulates them
+        (
+            {"nodes": 2, "gpus": 2},
+            ["0", "1", "2"],
+            ["4 GPUs are requested (2 nodes x 2); this machine has 3"],
+        ),
+    ],
+)
+def test_request_for_more_than_the_machine_has_is_reported(
+    more: dict[str, int], gpus: list[str], problems: list[str]
+) -> None:
+    request = {"nodes": 1, "memory_mib": None, "gpus": 0, **more}
+    assert find_excess_requests(request, {**MACHINE, "gpus": gpus}) == problems
+    unknown = {**MACHINE, "gpus": gpus, "memory_mib": None}
+    assert find_excess_requests(request, unknown) == [line for line in problems if "MiB" not in line]
+
+
+@pytest.mark.parametrize(
+    ("more", "gpus", "lines"),
+    [
+        ({"cpus_per_node": [8]}, [], []),
+        ({"nodes": 2}, [], ["2 nodes are emulated on this machine; they share its CPUs"]),
+        (
+            {"cpus_per_node": [1, 9]},
+            [],
+            ["9 CPUs per node are requested and this machine has 8: the ranks share them"],
+        ),
+        ({"gpus": 2}, ["0", "1"], []),
+        (
+            {"gpus": 2},
+            [],
+            ["this machine has no GPU: the 2 GPUs per node are emulated, training runs on the CPU"],
+        ),
+    ],
+)
+def test_differences_from_a_cluster_are_reported(
+    more: dict[str, object], gpus: list[str], lines: list[str]
+) -> None:
+    request = {"nodes": 1, "cpus_per_node": [1], "gpus": 0, **more}
+    assert notices(request, {**MACHINE, "gpus": gpus}) == lines
+
+
+def test_hostlists_may_be_long_and_names_may_have_other_letters() -> None:
+    assert hostlist.expand("n+1*,m") == ["n+1*", "m"]
+    assert len(hostlist.expand("a[2-65537]")) == 65536
+    with pytest.raises(ValueError, match=r"^invalid node range \[1-65537\]$"):
+        hostlist.expand("a[1-65537]")
+    assert hostlist.fold([1000, 1002, 1003]) == "local[1000,1002-1003]"
+    assert [hostlist.number_of(name) for name in ("local7", "local", "localx", "other7", "7")] == [
+        7,
+        0,
+        0,
+        0,
+        0,
+    ]
+    assert hostlist.repeat([]) == ""
+    assert hostlist.repeat([1, 2, 1]) == "1,2,1"

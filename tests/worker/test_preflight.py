@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dtslurm import assets
 from dtslurm.worker.preflight import framework, gpus, kernel, main, network, places, ports
-from dtslurm.worker.preflight.findings import Finding, finding, line, parse_object
+from dtslurm.worker.preflight.findings import Finding, finding, join_names, line, parse_object
 from dtslurm.worker.supervisor import health
 from tests import disks
 
@@ -413,3 +414,140 @@ def test_finding_evidence_is_a_single_printable_line() -> None:
         == parse_object(b"dtslurm-health: 3\n")
         == {}
     )
+
+
+# ---- Thresholds ----
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [([], ""), (range(4), "0, 1, 2, 3"), (range(5), "0, 1, 2, 3 and 1 more"),
+     (range(11), "0, 1, 2, 3 and 7 more")],
+)  # fmt: skip
+def test_a_long_list_of_names_is_shortened(names: Any, text: str) -> None:
+    assert join_names(names) == text
+
+
+def test_evidence_is_one_short_line_of_printable_text() -> None:
+    assert finding("c", "ok", " a\x1b[0m\nb ") == {"check": "c", "level": "ok", "evidence": "a [0m b"}
+    assert finding("c", "ok", "x" * 500)["evidence"] == "x" * 400
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "output", "code", "result"),
+    [
+        (30.0, b"noise\n2.1\n\n", 0, ("ok", "torch 2.1 imported in 30.0 s")),
+        (30.1, b"2.1", 0, ("warn", "torch 2.1 imported in 30.1 s")),
+        (1.0, b"", 0, ("ok", "torch  imported in 1.0 s")),
+        (1.0, b"a\nno module\n", 1, ("bad", "the import of torch failed: no module")),
+        (1.0, b"", -11, ("bad", "the import of torch failed:")),
+    ],
+)
+def test_framework_import_is_judged_by_its_seconds(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    elapsed_s: float,
+    output: bytes,
+    code: int,
+    result: tuple[str, str],
+) -> None:
+    times = iter([100.0, 100.0 + elapsed_s])
+    folders: list[str | None] = []
+
+    def run_program(words: list[str], *, cwd: str | None, **_more: Any) -> SimpleNamespace:
+        assert words == ["py", "-c", "import torch; print(torch.__version__)"]
+        folders.append(cwd)
+        return SimpleNamespace(returncode=code, stdout=output)
+
+    monkeypatch.setattr(framework, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(subprocess, "run", run_program)
+    [item] = framework.framework("py", "torch", str(tmp_path))
+    assert (item["level"], item["evidence"]) == result
+    times = iter([0.0, 0.0])
+    framework.framework("py", "torch", str(tmp_path / "none"))
+    assert folders == [str(tmp_path), None]
+    assert framework.framework("py", "torch; import os", str(tmp_path)) == []
+    assert framework.framework("", "torch", str(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("off", "took", "level", "text"),
+    [
+        (0.0, 0.0, "ok", "0.0 s behind the first node's"),
+        (2.0, None, "ok", "2.0 s ahead of the first node's"),
+        (-2.5, 0.0, "warn", "2.5 s behind the first node's"),
+        (3.0, 2.0, "ok", "3.0 s ahead of the first node's"),
+        (60.0, 0.0, "warn", "60.0 s ahead of the first node's"),
+        (61.0, 2.0, "warn", "61.0 s ahead of the first node's"),
+        (-61.0, 0.0, "bad", "61.0 s behind the first node's"),
+    ],
+)
+def test_clock_is_judged_by_the_least_possible_difference(
+    off: float, took: float | None, level: str, text: str
+) -> None:
+    assert network.judged(off, took) == finding("clock", level, text)
+
+
+def test_only_the_signed_answer_to_this_question_has_the_time() -> None:
+    nonce = bytes(range(16))
+
+    def receive(message: bytes) -> float | None:
+        link: Any = SimpleNamespace(recv=lambda size: message[:size])
+        return network._receive_time(link, nonce, "k")
+
+    answer = network.build_answer(network.sign(nonce, "k"), "k", 12.5)
+    assert answer is not None
+    assert receive(answer) == 12.5
+    for message in (
+        network.sign(nonce, "k"),
+        network.sign(nonce + b"12.5", "another key"),
+        network.sign(bytes(16) + b"12.5", "k"),
+        network.sign(b"", "k"),
+        answer[:-1],
+        b"",
+    ):
+        assert receive(message) is None
+    assert network.build_answer(network.sign(nonce, "another key"), "k", 1.0) is None
+    assert network.build_answer(network.sign(b"", "k"), "k", 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("check", "free_mib", "level"),
+    [
+        ("disk", 63.9, "bad"), ("disk", 64, "warn"), ("disk", 1023.9, "warn"), ("disk", 1024, "ok"),
+        ("shm", 31.9, "bad"), ("shm", 32, "warn"), ("shm", 1024, "ok"), ("run-dir", 0, "ok"),
+    ],
+)  # fmt: skip
+def test_free_space_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, free_mib: float, level: str
+) -> None:
+    status = SimpleNamespace(f_bavail=int(free_mib * 1024), f_frsize=1024, f_blocks=4 << 20)
+    monkeypatch.setattr(os, "statvfs", lambda _path: status)
+    text = f"{tmp_path} has {free_mib / 1024:.1f} of 4.0 GiB free"
+    assert places.writable(check, str(tmp_path)) == finding(check, level, text)
+    status.f_blocks = 0  # the file system does not tell
+    assert places.writable(check, str(tmp_path))["level"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("xids", "level", "text"),
+    [
+        ([(79, 3600.0)], "bad", "Xid 79 of PCI:1, x, 60 min ago"),
+        ([(79, 3601.0)], "warn", "Xid 79 of PCI:1, x, 60 min ago"),
+        ([(79, 86_400.0)], "warn", "Xid 79 of PCI:1, x, 24 h ago"),
+        ([(79, 86_401.0)], "ok", "no Xid error that requires a reset within a day"),
+        (
+            [(74, 60.0), (74, 7140.0), (74, 7200.0)],
+            "warn",
+            "Xid 74 of PCI:1, x, 119 min ago, Xid 74 of PCI:1, x, 2 h ago",
+        ),
+        (
+            [(79, 9.0), (79, 120.0), (74, 5.0), (79, 60.0)],
+            "bad",
+            "Xid 79 of PCI:1, x, 2 min ago, Xid 79 of PCI:1, x, 1 min ago",
+        ),
+    ],
+)
+def test_newest_xids_are_shown_with_their_age(xids: list[tuple[int, float]], level: str, text: str) -> None:
+    log = "".join(f"[{1e6 - age:.6f}] NVRM: Xid (PCI:1): {number}, x\n" for number, age in xids)
+    assert kernel.judged(log, 1e6) == finding("xid", level, text)

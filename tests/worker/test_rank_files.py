@@ -271,3 +271,31 @@ def test_a_pipe_in_the_place_of_a_record_does_not_block_the_reader(tmp_path: Pat
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=600, check=True
     )
     assert answer.stdout == "{}\n"
+
+
+def test_lines_of_a_node_have_the_documented_form() -> None:
+    assert encode_lines(17, b"a\nb\nc", 5.0) == b"# 17 5.000\n17: a\n17: b\n17+ c\n"
+    assert encode_lines(17, b"a\n", 5.0) == b"# 17 5.000\n17: a\n"
+    assert encode_lines(17, b"a", 5.0) == b"# 17 5.000\n17+ a\n"
+    assert encode_totals({17: (4096, 2.5), 16: (0, 0.0)}) == b"= 16 0 0.000 17 4096 2.500\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "output"),
+    [
+        (b"17+ a\n17: b\n17+ c\n", b"ab\nc"),
+        (b"17+ a\n17+ b\n17: \n", b"ab\n"),
+        (b"17: 17+ a\n17: b\n", b"17+ a\nb\n"),
+        (b"17: a\n17+ 17: b\n", b"a\n17: b"),
+    ],
+)
+def test_unfinished_lines_of_a_rank_are_joined(lines: bytes, output: bytes) -> None:
+    assert (decode_lines(17, lines), decoded_size(17, lines)) == (output, len(output))
+
+
+def test_neighbouring_lines_of_a_rank_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_files, "LARGEST_GROUP", 30)
+    groups = rank_files.LineGroups()
+    for start, end, size in [(0, 10, 6), (10, 30, 7), (30, 31, 1), (40, 50, 5)]:
+        groups.add(start, end, size)
+    assert (groups.ranges, groups.starts, groups.size) == ([(0, 30), (30, 31), (40, 50)], [0, 13, 14], 19)

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker.sampler_ranks import Ranks
+from dtslurm.worker import sampler_ranks
+from dtslurm.worker.sampler_ranks import Family, Ranks
 from tests.waiting import wait_until
 
 START = 1000.0
@@ -272,3 +273,108 @@ def test_activity_file_is_marked_over_when_all_ranks_of_the_node_have_ended(node
     process.wait()
     node.sampler.end(START + 6)
     assert (node.file["over"], node.file["ranks"], node.file["seen"]) == (True, [], [0])
+
+
+# ---- Thresholds ----
+
+
+def stat_fields(parent: int = 1, own: int = 0, reaped: int = 0, start: str = "5") -> list[str]:
+    """Return a process's stat fields with these CPU seconds, each half in the kernel."""
+    ticks = [int(seconds * sampler_ranks.TICK) // 2 for seconds in (own, own, reaped, reaped)]
+    return ["S", str(parent), *["0"] * 9, *map(str, ticks), *["0"] * 4, start]
+
+
+def test_family_of_a_rank_sums_its_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_ranks, "bytes_of", lambda pid: pid * 100.0)
+    table = {
+        7: stat_fields(own=2, reaped=4),
+        8: stat_fields(7, own=6, reaped=8, start="9"),
+        9: stat_fields(8, own=10, reaped=12),
+        10: stat_fields(own=50, reaped=60),
+    }
+    assert sampler_ranks.family(7, table, {7: [8], 8: [9], 1: [7, 10]}) == Family(
+        2.0, {(8, "9"): 6.0, (9, "5"): 10.0}, 24.0, {7: 700.0, 8: 800.0, 9: 900.0}
+    )
+
+
+WORKER = (8, "5")
+IDLE = Family(10.0, {WORKER: 3.0}, 1.0, {7: 1e6, 8: 1e6})
+
+
+@pytest.mark.parametrize(
+    ("later", "kinds", "waits"),
+    [
+        (IDLE, set(), {}),
+        (IDLE._replace(own=11.0), {"cpu"}, {}),  # a tenth of a CPU
+        (IDLE._replace(own=10.9), set(), {}),
+        (IDLE._replace(below={WORKER: 4.0}), {"children"}, {"3": ("child", "worker-8")}),
+        (IDLE._replace(below={WORKER: 3.9}), set(), {}),
+        (IDLE._replace(below={WORKER: 3.5, (9, "6"): 1.5}), {"children"}, {"3": ("child", "worker-9")}),
+        (IDLE._replace(below={}, reaped=5.0), {"children"}, {"3": ("child", "worker-0")}),
+        (IDLE._replace(below={}, reaped=4.5), set(), {}),
+        (IDLE._replace(moved={7: 1.5e6, 8: 1.5e6}), {"io"}, {}),
+        (IDLE._replace(moved={7: 1.5e6, 8: 1.4e6}), set(), {}),
+        (IDLE._replace(moved={7: 2e6, 8: 0.0}), {"io"}, {}),  # another process has the pid
+        (IDLE._replace(moved={7: 1e6, 8: 1e6, 9: 1e6}), {"io"}, {}),
+        (IDLE._replace(own=9.0), set(sampler_ranks.KINDS), {}),  # the rank has restarted
+    ],
+)
+def test_work_of_a_rank_is_measured_between_two_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: Family, kinds: set[str], waits: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(sampler_ranks, "name_of", lambda pid: f"worker-{pid}")
+    ranks = Ranks({}, str(tmp_path), "0", 0)
+    ranks.before = 100.0, {3: IDLE}
+    ranks.last = dict.fromkeys(sampler_ranks.KINDS, 100.0)
+    assert ranks.work({3: later}, 110.0) == waits
+    assert {kind for kind, seen_at in ranks.last.items() if seen_at == 110.0} == kinds
+    ranks.work({4: IDLE}, 111.0)  # a rank that has just started
+    assert ranks.last == dict.fromkeys(sampler_ranks.KINDS, 111.0)
+
+
+def test_gpu_computes_at_half_of_its_largest_power_so_far(tmp_path: Path) -> None:
+    ranks = Ranks({}, str(tmp_path), "0", 0)
+    samples: list[tuple[dict[str, Any], bool]] = [
+        ({"index": 0, "util": 5.0}, True),
+        ({"index": 0, "util": 4.9}, False),
+        ({"index": 0}, False),
+        ({"index": 0, "util": 100.0, "power_w": 300.0}, True),
+        ({"index": 0, "util": 100.0, "power_w": 150.0}, True),
+        ({"index": 0, "util": 100.0, "power_w": 149.0}, False),
+        ({"index": 0, "util": 0.0, "power_w": 400.0}, False),
+        ({"index": 0, "util": 100.0, "power_w": 199.0}, False),
+        ({"index": 1, "util": 100.0, "power_w": 60.0}, True),
+    ]
+    assert [ranks.gpus_work([gpu]) for gpu, _ in samples] == [computes for _, computes in samples]
+    assert ranks.gpus_work([samples[0][0], samples[1][0]])
+    assert not ranks.gpus_work([])
+
+
+@pytest.mark.parametrize(
+    ("state", "children", "channel", "expected"),
+    [
+        ("T", [8], "do_wait", ("stopped", "")),
+        ("t", [], "", ("stopped", "")),
+        ("D", [8], "do_wait", ("blocked", "")),
+        ("S", [8, 9], "do_wait", ("child", "worker-9")),
+        ("S", [8], "kernel_wait4", ("child", "worker-8")),
+        ("S", [8], "futex_wait", ("", "")),
+        ("S", [], "do_wait", ("", "")),
+    ],
+)
+def test_reason_that_a_rank_waits_is_that_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, state: str, children: list[int], channel: str, expected: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(sampler_ranks, "name_of", lambda pid: f"worker-{pid}")
+    monkeypatch.setattr(sampler_ranks, "contents", {"/proc/7/wchan": channel}.__getitem__)
+    assert sampler_ranks.waits_for(7, state, children) == expected
+
+
+def test_bytes_and_name_of_a_process_are_read_from_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {
+        "/proc/7/io": "rchar: 10\nwchar: 200\nsyscr: 5\nread_bytes: 4000\n",
+        "/proc/7/comm": "my prog/1:é" + "x" * 40,
+    }
+    monkeypatch.setattr(sampler_ranks, "contents", lambda path: texts.get(path, ""))
+    assert (sampler_ranks.bytes_of(7), sampler_ranks.bytes_of(8)) == (210.0, 0.0)
+    assert sampler_ranks.name_of(7) == "my_prog_1_é" + "x" * 21

@@ -7,10 +7,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dtslurm.worker.stacks import readers
+from dtslurm.worker.stacks import readers, stacks
 
 FOREVER = float("inf")
 
@@ -134,3 +135,56 @@ def test_written_stacks_are_parsed_among_other_lines() -> None:
     assert [(frame["function"], frame["line"]) for frame in first["frames"]] == [("get", 171), ("load", 0)]
     assert [frame["line"] for frame in second["frames"]] == [9]
     assert list(readers._written_threads(["step 11"])) == []
+
+
+def stack(tid: int, name: str, *functions: str, main: bool = False) -> dict[str, Any]:
+    frames = [{"function": function, "file": "/w/train.py", "line": 3} for function in functions]
+    return {"tid": tid, "name": name, "main": main, "frames": frames}
+
+
+def process(*tids: int) -> dict[str, Any]:
+    threads = [
+        {"tid": tid, "name": f"t{tid}", "state": "S", "cpu": 0.0, "waits": "", "frames": []} for tid in tids
+    ]
+    return {"pid": 7, "state": "S", "cpu": 0.5, "moved": None, "by": "proc", "why": [], "threads": threads}
+
+
+def test_stacks_are_added_to_the_threads_of_their_process() -> None:
+    result = process(7, 8, 9)
+    result["moved"] = True
+    threads = [stack(9, "loader", "get"), stack(0, "", "step", main=True), stack(0, "lost", "wait")]
+    stacks._add_stacks(result, ("signal", threads, []), None)
+    assert (result["by"], result["moved"]) == ("signal", True)
+    assert [(item["tid"], item["name"], len(item["frames"])) for item in result["threads"]] == [
+        (7, "t7", 1), (9, "loader", 1), (-2, "lost", 1), (8, "t8", 0),
+    ]  # fmt: skip
+    stacks._add_stacks(result, ("py-spy", [], []), False)
+    assert (result["by"], result["moved"]) == ("signal", True)
+    stacks._add_stacks(result, ("py-spy", threads, []), False)
+    assert (result["by"], result["moved"]) == ("py-spy", False)
+
+
+def test_main_thread_is_the_first_unless_another_is_marked() -> None:
+    first, main = stack(9, "loader", "get"), stack(7, "", "step", main=True)
+    assert stacks._main_frames([first, main]) == main["frames"]
+    assert stacks._main_frames([first]) == first["frames"]
+    assert stacks._main_frames([]) == []
+
+
+def test_stacks_are_shown_as_text() -> None:
+    reader = process(7, 8)
+    reader.update(why=["py-spy is missing"])
+    reader["threads"][0].update(frames=stack(7, "", "step", "main")["frames"], waits="read of /f")
+    reader["threads"][1].update(state="?")
+    gone = {**process(), "state": "", "by": "none"}
+    stopped = {**process(), "state": "T"}
+    assert stacks.text({7: reader, 5: gone, 6: stopped}) == (
+        "process 7: sleeping, 0.5 cores busy (by proc)\n"
+        "  py-spy is missing\n"
+        "  thread 7 t7: sleeping, waits in read of /f\n"
+        "    step (/w/train.py:3)\n"
+        "    main (/w/train.py:3)\n"
+        "  thread 8 t8: ?\n"
+        "process 5: gone, 0.5 cores busy (by none)\n"
+        "process 6: stopped, 0.5 cores busy (by proc)\n"
+    )

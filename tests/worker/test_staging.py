@@ -422,3 +422,245 @@ def test_file_listing_skips_vanished_files(tmp_path: Path, monkeypatch: pytest.M
 
 def test_node_without_results_is_not_a_failure(run: Path, tmp_path: Path) -> None:
     assert results.bring_back(parse(f"{tmp_path}/none:out", is_stage_out=True), final=True)["absent"] is True
+
+
+# ---- Decisions
+
+
+@pytest.mark.parametrize(
+    ("options", "count", "size", "nodes", "same_place", "sbcast", "method"),
+    [
+        ("", 1000, 1000 * (4 << 20) - 1, 2, True, True, "pack"),
+        ("", 1000, 1000 * (4 << 20), 2, True, True, "copy"),
+        ("", 999, 1, 2, True, True, "copy"),
+        ("", 1000, 1, 1, True, True, "copy"),
+        (":shards=node", 1000, 1, 2, True, True, "copy"),
+        ("", 1, 64 << 20, 16, True, True, "sbcast"),
+        ("", 1, (64 << 20) - 1, 16, True, True, "copy"),
+        ("", 1, 64 << 20, 15, True, True, "copy"),
+        ("", 2, 64 << 20, 16, True, True, "copy"),
+        ("", 1, 64 << 20, 16, False, True, "copy"),
+        ("", 0, 0, 16, True, True, "copy"),
+        (":method=sbcast", 1, 1, 1, True, True, "sbcast"),
+        (":method=sbcast", 999, 1, 2, True, False, "copy"),
+        (":method=sbcast", 1000, 1, 2, False, True, "pack"),
+        (":method=sbcast,shards=rank", 1, 1, 2, True, True, "copy"),
+        (":method=pack", 1, 1, 1, True, True, "pack"),
+    ],
+)  # fmt: skip
+def test_method_is_chosen_at_exact_limits(
+    options: str, count: int, size: int, nodes: int, same_place: bool, sbcast: bool, method: str
+) -> None:
+    assert choose(parse(f"/data:/x{options}"), count, size, nodes, same_place, sbcast) == method
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shares", "expected"),
+    [
+        ([5, 1, 4, 2], 2, [[0, 1], [2, 3]]),
+        ([9, 1, 1, 1, 1], 2, [[0, 4], [1, 2, 3]]),
+        ([3, 3, 3], 2, [[0, 2], [1]]),
+        ([7], 3, [[0], [], []]),
+        ([], 2, [[], []]),
+        ([1, 2, 3, 4, 5, 6], 3, [[0, 5], [1, 4], [2, 3]]),
+    ],
+)
+def test_shards_balance_the_bytes(sizes: list[int], shares: int, expected: list[list[int]]) -> None:
+    assert shard(sizes, shares) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "source", "entries", "squashed", "size"),
+    [
+        ("copy", "/d", [("a", 1), ("b", 2)], 0, 1 << 13),
+        ("sbcast", "/d", [("", 5000)], 0, 1 << 13),
+        ("sbcast", "/d", [("a", 5000)], 0, 1 << 14),
+        ("sbcast", "/d", [("a", 1), ("b", 2)], 0, 1 << 14),
+        ("unpack", "/d.tar", [("", 5000)], 0, 1 << 13),
+        ("unpack", "/d.tar.gz", [("", 5000)], 0, 1 << 14),
+        ("unpack", "/d.sqsh", [("", 5000)], 77, 77),
+    ],
+)
+def test_needed_space_depends_on_the_method(
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    source: str,
+    entries: list[tuple[str, int]],
+    squashed: int,
+    size: int,
+) -> None:
+    monkeypatch.setattr(copying, "squashed", lambda _source: squashed)
+    listed = [(name, length, 0) for name, length in entries]
+    assert node.needed(parse(source + ":/x"), listed, method) == size
+
+
+def test_progress_is_reported_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0)
+    events: list[tuple[int, bool]] = []
+    monkeypatch.setattr(files, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(files, "event", lambda _name, **more: events.append((more["bytes"], more["done"])))
+    progress = files.Progress("n1", "/data", 99)
+    for clock.now in (100.0, 101.9, 102.0, 103.9, 104.0, 105.9, 106.5):
+        progress.add(10)
+    assert events == [(30, False), (50, False), (70, False)]
+    assert [files.Progress("n1", "/data", 99, nodes).every for nodes in (1, 40, 41, 1000)] == [2, 2, 2.05, 50]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-5, "0:00:00"), (59.9, "0:00:59"), (3661, "1:01:01"), (36_000 + 600, "10:10:00")]
+)
+def test_duration_is_shown_in_hours(seconds: float, text: str) -> None:
+    assert files.clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "mtime", "is_reused"), [("same", 500, True), ("same", 501, False), ("longer", 500, False)]
+)
+def test_finished_file_of_a_draft_is_reused(tmp_path: Path, text: str, mtime: int, is_reused: bool) -> None:
+    source, draft = tmp_path / "source", tmp_path / "draft"
+    source.write_text("SAME")
+    draft.write_text(text)
+    os.utime(source, (500, 500))
+    os.utime(draft, (mtime, mtime))
+    added: list[int] = []
+    progress: Any = SimpleNamespace(add=added.append)
+    copying._copy_file(str(source), str(draft), ("", 4, 500), progress)
+    assert draft.read_text() == ("same" if is_reused else "SAME")
+    assert (added, int(draft.stat().st_mtime)) == ([4], 500)
+
+
+@pytest.mark.parametrize(("size", "mtime"), [(3, 500), (5, 500), (4, 499)])
+def test_file_that_changes_during_its_copy_is_refused(tmp_path: Path, size: int, mtime: int) -> None:
+    source = tmp_path / "source"
+    source.write_text("SAME")
+    os.utime(source, (500, 500))
+    progress: Any = SimpleNamespace(add=lambda _size: None)
+    with pytest.raises(files.Failed, match="changed while it was copied"):
+        copying._copy_file(str(source), str(tmp_path / "draft"), ("", size, mtime), progress)
+
+
+@pytest.mark.parametrize(
+    ("draft_is_folder", "entries", "method", "is_kept"),
+    [
+        (True, [("a", 1)], "copy", True),
+        (True, [("", 1)], "copy", False),
+        (False, [("", 1)], "copy", True),
+        (False, [("a", 1)], "copy", False),
+        (True, [("", 1)], "unpack", True),
+        (True, [], "copy", True),
+    ],
+)
+def test_draft_of_another_kind_is_removed(
+    tmp_path: Path, draft_is_folder: bool, entries: list[tuple[str, int]], method: str, is_kept: bool
+) -> None:
+    draft = tmp_path / "draft"
+    if draft_is_folder:
+        draft.mkdir()
+    else:
+        draft.touch()
+    item_paths: Any = SimpleNamespace(draft=str(draft), to=str(tmp_path / "none"))
+    node._make_room(item_paths, [(name, size, 0) for name, size in entries], method)
+    assert draft.exists() is is_kept
+
+
+@pytest.mark.parametrize(("free", "is_kept"), [(-1, False), (1, True)])
+def test_outdated_copy_stays_while_both_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, is_kept: bool
+) -> None:
+    copy = tmp_path / "copy"
+    copy.touch()
+    listed = [("", 100 << 20, 0)]
+    item = parse("/data:/x")
+    blocks = int(node.needed(item, listed, "copy") * node.HEADROOM) // 1024 + free
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=blocks, f_frsize=1024))
+    item_paths: Any = SimpleNamespace(draft=f"{copy}-draft", to=str(copy), folder=str(tmp_path), item=item)
+    node._make_room(item_paths, listed, "copy")
+    assert copy.exists() is is_kept
+
+
+@pytest.mark.parametrize(
+    ("mode", "staged"), [(0o777, 0o755), (0o466, 0o644), (0o640, 0o640), (0o500, 0o700), (0o664, 0o644)]
+)
+def test_staged_files_are_writable_by_their_user_only(
+    run: Path, tmp_path: Path, mode: int, staged: int
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "f").write_text("x")
+    (source / "f").chmod(mode)
+    bring(parse(f"{source}:{tmp_path}/local"))
+    assert (tmp_path / "local/f").stat().st_mode & 0o7777 == staged
+    assert (tmp_path / "local").stat().st_mode & 0o022 == 0
+    assert (tmp_path / "local").stat().st_mode & 0o700 == 0o700
+
+
+@pytest.mark.parametrize("path", ["local", "local.dtslurm.json"])
+def test_copy_that_another_user_may_change_is_staged_anew(
+    run: Path, data: Path, tmp_path: Path, path: str
+) -> None:
+    item = parse(f"{data}:{tmp_path}/local")
+    bring(item)
+    assert bring(item)["kept"] is True
+    (tmp_path / path).chmod((tmp_path / path).stat().st_mode | 0o022)
+    assert bring(item)["kept"] is False
+    assert (tmp_path / path).stat().st_mode & 0o022 == 0
+
+
+@pytest.mark.parametrize("checksum", ["0" * 64, "f" * 64])
+def test_archive_with_another_checksum_is_refused(data: Path, tmp_path: Path, checksum: str) -> None:
+    archive = str(tmp_path / "p.tar")
+    digest = copying.pack(str(data), files.tree(str(data)), archive)
+    counted: list[int] = []
+    progress: Any = SimpleNamespace(add=counted.append)
+    assert copying.unpack(archive, str(tmp_path / "draft"), progress, digest) == digest
+    assert sum(counted) == (tmp_path / "p.tar").stat().st_size
+    with pytest.raises(files.Failed, match=r"^the SHA-256 of .* differs from that of the packed data$"):
+        copying.unpack(archive, str(tmp_path / "draft"), progress, checksum)
+
+
+def test_unpacked_size_is_that_of_the_listed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = (
+        b"Parallel unsquashfs\n"
+        b"drwxr-xr-x 0/0    50 2025-01-31 12:00 squashfs-root\n"
+        b"-rw-r--r-- 0/0  5000 2025-01-31 12:00 squashfs-root/a b\n"
+        b"-rw-r--r-- 0/0  4096 2025-01-31 12:00 squashfs-root/c\n"
+        b"-rw-r--r-- 0/0     0 2025-01-31 12:00 squashfs-root/d\n"
+        b"-rw-r--r-- 0/0     x 2025-01-31 12:00 squashfs-root/e\n-rw-r--r-- 0/0 7\n"
+    )
+    result = SimpleNamespace(returncode=0, stdout=listing, stderr=b"\n" + b"e" * 400 + b"\n")
+    monkeypatch.setattr(subprocess, "run", lambda _words, **_more: result)
+    archive = tmp_path / "a.sqsh"
+    archive.write_bytes(b"hsqs...")
+    assert copying.squashed(str(archive)) == 8192 + 4096
+    result.returncode = 1
+    with pytest.raises(files.Failed, match=f"^{archive} cannot be read: {'e' * 300}$"):
+        copying.squashed(str(archive))
+    archive.write_bytes(b"other")
+    assert copying.squashed(str(archive)) == 0
+
+
+def test_items_are_written_as_they_are_parsed() -> None:
+    for text in ("/d:/x:name=a", "/d:/x:name=a,method=copy", "/d:/x:name=a,method=unpack",
+                 "/d:/x:name=a,method=rsync,shards=node"):  # fmt: skip
+        assert parse(text).text == text
+
+
+@pytest.mark.parametrize("is_single_file", [True, False])
+def test_data_that_sbcast_has_sent_becomes_the_copy(
+    run: Path, data: Path, tmp_path: Path, is_single_file: bool
+) -> None:
+    source = data / "3.bin" if is_single_file else data
+    item = parse(f"{source}:{tmp_path}/local/x:name=x")
+    sent = Path(node.ItemPaths(item, {}).sent)
+    sent.parent.mkdir()
+    if is_single_file:
+        shutil.copyfile(source, sent)
+        digest = artifacts.digest_of(str(sent))
+    else:
+        digest = copying.pack(str(data), files.tree(str(data)), str(sent))
+    assert bring(item, "sbcast", {"sha256": digest})["kept"] is False
+    assert files.tree(f"{tmp_path}/local/x") == files.tree(str(source))
+    assert sorted(path.name for path in sent.parent.iterdir() if "lock" not in path.name) == [
+        "x",
+        "x.dtslurm.json",
+    ]

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import ast
 import errno
+import json
 import os
 import select
 import subprocess
 import sys
+import zlib
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dtslurm import assets
 from dtslurm.logs.lines import LONGEST_LINE
 from dtslurm.worker.lib.rank_files import PlainLog
-from dtslurm.worker.logtail import files, frames, tailer
+from dtslurm.worker.logtail import files, frames, summary, tailer
 from tests.worker.tailing import RecordingPipe
 
 PROGRAMS = [
@@ -129,3 +132,105 @@ def test_f71_log_is_reopened_after_a_stale_handle_and_read_further(
     # That the file server lost a handle is nobody's concern.
     assert len(pipe.payloads(frames.TROUBLE)) == (number == errno.EIO)
     side.close(log)
+
+
+# ---- Summaries and packed frames ----
+
+
+class FakeLog:
+    """A rank's log whose size is known."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def size(self) -> int:
+        return self._size
+
+
+def test_summary_has_the_last_line_and_the_first_alarm_of_each_rank() -> None:
+    result = summary.Summary([b"ERROR", b"Killed"])
+    log = files.GrowingFile(3, "/log", "rank-3.log", "rank", 3, 0)
+    file: Any = FakeLog(100)
+    for data in (b"one\ntwo", b"x Killed\ny ERROR\nbar 1\rbar 2\r\n", b"z ERROR\n" + b"-" * 300):
+        result.take(log, file, data)
+    offset = 7 + 30 + 308
+    assert log.offset == offset
+    [payload] = result.payloads()
+    assert json.loads(payload) == [[3, offset, 5, "-" * 200, "x Killed"]]
+    assert list(result.payloads()) == []
+
+
+@pytest.mark.parametrize(("unread", "offset"), [(1 << 22, 14), ((1 << 22) + 1, 10 + (1 << 22) + 1 - 65536)])
+def test_summary_skips_output_that_is_far_behind(unread: int, offset: int) -> None:
+    log = files.GrowingFile(3, "/log", "rank-3.log", "rank", 3, 0)
+    log.offset = 10
+    file: Any = FakeLog(10 + unread)
+    summary.Summary([]).take(log, file, b"text")
+    assert log.offset == offset
+
+
+def test_summaries_of_many_ranks_are_sent_in_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "TOGETHER", 2)
+    result = summary.Summary([])
+    result.rows = {number: [number] for number in range(5)}
+    assert [json.loads(payload) for payload in result.payloads()] == [[[0], [1]], [[2], [3]], [[4]]]
+
+
+@pytest.mark.parametrize(
+    ("data", "alarm"),
+    [(b"a\nb ERROR c\nd", "b ERROR c"), (b"ERROR", "ERROR"), (b"x" * 300 + b"ERROR", "x" * 200),
+     (b"a\nb", "")],
+)  # fmt: skip
+def test_alarm_is_the_line_with_the_word(data: bytes, alarm: str) -> None:
+    assert summary.alarm(data, [b"never", b"ERROR"]) == alarm
+
+
+@pytest.mark.parametrize(
+    ("payload", "packs", "is_packed"), [(491, True, False), (492, True, True), (492, False, False)]
+)
+def test_only_large_batches_of_frames_are_packed(
+    monkeypatch: pytest.MonkeyPatch, payload: int, packs: bool, is_packed: bool
+) -> None:
+    written: list[bytes] = []
+    monkeypatch.setattr(frames, "write_all", written.append)
+    pipe = frames.Pipe()
+    pipe.packs = packs
+    pipe.send(frames.DATA, 7, b"x" * payload)
+    assert written == []
+    pipe.flush()
+    pipe.flush()
+    [data] = written
+    plain = frames.frame(frames.DATA, 7, b"x" * payload)
+    size, kind, stream = frames.HEAD.unpack_from(data)
+    if is_packed:
+        assert (size, kind, stream) == (len(data) - frames.HEAD.size, frames.PACKED, 0)
+        data = zlib.decompress(data[frames.HEAD.size :])
+    assert data == plain
+
+
+def test_frames_are_written_when_the_batch_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(frames, "write_all", lambda data: written.append(len(data)))
+    monkeypatch.setattr(frames, "BATCH", 30)
+    pipe = frames.Pipe()
+    for size in (5, 6, 21, 20):  # each with a head of nine bytes
+        pipe.send(frames.DATA, 1, b"x" * size)
+    assert written == [29 + 30]
+
+
+@pytest.mark.parametrize(
+    ("may_pack", "trips", "packs"),
+    [(True, [0.5], False), (True, [0.5, 0.5], True), (True, [0.5, 0.02], False), (True, [0.5, 0.03], True),
+     (False, [0.5, 0.5], False)],
+)  # fmt: skip
+def test_slow_connections_are_detected_by_their_answers(
+    may_pack: bool, trips: list[float], packs: bool
+) -> None:
+    pipe = frames.Pipe()
+    pipe.may_pack, pipe.heard_at = may_pack, 100.0
+    for trip in trips:
+        pipe.input += frames.frame(frames.PONG, 0, frames.TIME.pack(100.0 - trip))
+    pipe.input += frames.frame(frames.CREDIT, 0, b"abc")
+    pipe.input += frames.frame(frames.DRAIN, 0, b"abc")[:-1]
+    assert list(pipe.listen(0.0)) == [(frames.CREDIT, b"abc")]
+    assert (pipe.packs, pipe.trips, len(pipe.input)) == (packs, len(trips), frames.HEAD.size + 2)
