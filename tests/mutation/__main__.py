@@ -113,9 +113,11 @@ def _read_tests() -> dict[Path, str]:
 
 
 def _names_module(test: Path, text: str, module: Path) -> bool:
-    stem, package = re.escape(module.stem), module.parent.name
-    named = rf"worker(\.{package})?(\.{stem}\b| import .*\b{stem}\b)|\b{stem}\.py\b"
-    return test.stem == f"test_{module.stem}" or re.search(named, text) is not None
+    stem, package = re.escape(module.stem), re.escape(module.parent.name)
+    folder = rf"worker(\.\w+)*?(\.{package})?"  # worker itself has modules too, and its folders have folders
+    named = rf"{folder}(\.{stem}\b| import .*\b{stem}\b)|\b{stem}\.py\b"
+    is_namesake = test.parts[1] == "worker" and test.stem == f"test_{module.stem}"
+    return is_namesake or re.search(named, text) is not None
 
 
 def _imports_any(path: Path, modules: list[Path]) -> bool:
