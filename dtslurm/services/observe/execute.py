@@ -104,13 +104,9 @@ def execute(
     if task is None and record.array is not None:
         task = status.job_id.rpartition("_")[2]
     places = _choose_places(read_telemetry(context, record, RunPart(task=task)), target, name)
-    if not command and len(places) > 1:
-        raise RequestInvalid(["a shell runs in one place only"], hint="choose a rank with --rank")
-    if not command and not sys.stdin.isatty():
-        raise RequestInvalid(
-            ["a shell needs a terminal"], hint=f"give a command: dtslurm exec {name} COMMAND"
-        )
     cluster = context.cluster_of(record)
+    if not command:
+        _check_shell(places, cluster.transport, name)
     is_local = cluster.profile.scheduler == "local"
     request = {
         "run_dir": record.run_dir if task is None else f"{record.run_dir}/tasks/{task}",
@@ -134,6 +130,19 @@ def execute(
     if not command:
         return run_interactive(cluster.transport, argv)
     return _run(cluster.transport, argv, write)
+
+
+def _check_shell(places: Sequence[_TargetProcess], transport: Transport, name: str) -> None:
+    """Raise ``RequestInvalid`` if a shell cannot be opened there."""
+    command = f"give a command: dtslurm exec {name} COMMAND"
+    if len(places) > 1:
+        raise RequestInvalid(["a shell runs in one place only"], hint="choose a rank with --rank")
+    if not sys.stdin.isatty():
+        raise RequestInvalid(["a shell needs a terminal"], hint=command)
+    if transport.name == "paramiko":
+        raise RequestInvalid(
+            [f"a shell on {transport.host} needs the program ssh, and this login uses paramiko"], hint=command
+        )
 
 
 def _choose_places(telemetry: RunTelemetry, target: CommandTarget, name: str) -> list[_TargetProcess]:
