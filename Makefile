@@ -25,7 +25,7 @@ DEMO_RUNS ?= runs
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --retries 10 --quiet
 # A file of tests runs in one process, so that what its tests share is made once. Much of a test is waiting.
-WORKERS ?= 5
+WORKERS ?= 6
 PYTEST := $(BIN)/python -m pytest
 QUICK := cli config container diagnose discover e2e/test_runs.py fuzz launch logs model planner render services slurm \
   store worker

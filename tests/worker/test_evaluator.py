@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,6 +70,55 @@ def test_checkpoint_that_is_deleted_during_its_evaluation_is_not_evaluated_again
     assert evaluator.main([sys.executable, "-c", f"import os; {program}"]) == 0
     assert (run / "seen").read_text() == "xx"
     assert results(run) == [(10, 1), (20, 1)]
+
+
+def test_result_has_the_time_of_its_end_and_its_duration(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((1000.0, 1010.25, 1010.25))
+    monkeypatch.setattr(evaluator, "time", SimpleNamespace(time=lambda: next(times)))
+    monkeypatch.setattr(evaluator.subprocess, "call", lambda _words, env: int(env["DTSLURM_STEP"] != ""))
+    evaluator.evaluate(str(run), {"path": "checkpoints/step-10", "step": "10"}, ["evaluate"])
+    assert json.loads((run / evaluator.RESULTS).read_text()) == {
+        "time": 1010.25, "checkpoint": "checkpoints/step-10", "step": None, "exit_code": 0, "seconds": 10.25,
+    }  # fmt: skip
+
+
+def test_evaluator_waits_for_checkpoints_while_the_training_runs(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            (run / "checkpoints/step-30").mkdir()
+            register(run, path="checkpoints/step-30", kind="checkpoint", step=30)
+            (run / evaluator.FINISHING).touch()
+
+    monkeypatch.setattr(evaluator, "time", SimpleNamespace(time=lambda: 1000.0, sleep=wait))
+    monkeypatch.setattr(evaluator.subprocess, "call", lambda _words, env: 0)
+    assert evaluator.main(["evaluate"]) == 0
+    assert waits == [evaluator.POLL_S] * 2
+    assert results(run) == [(10, 0), (20, 0), (30, 0)]
+
+
+def test_failure_to_write_a_result_does_not_end_the_evaluator(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluator.subprocess, "call", lambda _words, env: 0)
+    (run / evaluator.RESULTS).mkdir()
+    evaluator.evaluate(str(run), {"path": "checkpoints/step-10", "step": 10}, ["evaluate"])
+    assert list((run / evaluator.RESULTS).iterdir()) == []
+
+
+def test_register_is_in_the_run_directory_unless_the_job_names_another(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / "artifacts.jsonl").rename(run / "other.jsonl")
+    register(run, path="checkpoints/step-20", kind="checkpoint", step=20)
+    monkeypatch.setenv("DTSLURM_ARTIFACTS", str(run / "other.jsonl"))
+    assert (evaluator.find_next(str(run)) or {})["step"] == 10
+    monkeypatch.delenv("DTSLURM_ARTIFACTS")
+    assert (evaluator.find_next(str(run)) or {})["step"] == 20
 
 
 def test_claim_names_the_checkpoint_that_must_not_be_deleted(run: Path) -> None:

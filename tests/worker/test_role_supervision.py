@@ -21,19 +21,25 @@ KILLED = {"cause": "killed", "summary": "it was killed", "hopeless": False}
 EXCEPTION = {"cause": "python-exception", "summary": "ValueError", "hopeless": False}
 
 
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The time, which passes only when the monitor waits."""
-    clock = SimpleNamespace(now=1000.0)
+def stop_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return the time, which passes only when the monitor waits; ``on_wait`` is called then."""
+    clock = SimpleNamespace(now=1000.0, on_wait=lambda: None)
 
     def wait(seconds: float) -> None:
         clock.now += seconds
+        clock.on_wait()
 
     fake = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: clock.now, sleep=wait)
     monkeypatch.setattr(monitor, "time", fake)
     monkeypatch.setattr(instances, "time", fake)
     monkeypatch.setattr(slurm, "bad_nodes", lambda _nodes: {})
     return clock
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time, which passes only when the monitor waits."""
+    return stop_clock(monkeypatch)
 
 
 class RunningSite(Site):

@@ -119,3 +119,125 @@ def test_trials_that_share_a_task_have_separate_logs(tmp_path: Path) -> None:
         write_lines(tmp_path / f"tasks/0/logs/0/rank-{place}.log", text.rstrip())
         (tmp_path / f"tasks/0/trials/{place}").mkdir(parents=True)
     assert [item["best"] for item in trials(tmp_path, per_task=2)] == [0.25, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("count", "limit", "steps"),
+    [
+        (0, 3, []),
+        (2, 3, [1, 2]),
+        (3, 3, [1, 2, 3]),
+        (4, 3, [1, 3]),
+        (10, 3, [1, 5, 9]),
+        (10, 10, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
+        (10, 0, []),
+        (10, None, []),
+    ],
+)
+def test_trial_report_has_at_most_the_requested_points(
+    tmp_path: Path, count: int, limit: int | None, steps: list[int]
+) -> None:
+    records = [{"step": step, "loss": step / 2} for step in range(1, count + 1)]
+    write_lines(tmp_path / "tasks/0/metrics/0/train.jsonl", *records)
+    [result] = trials(tmp_path, **({} if limit is None else {"points": limit}))
+    assert result["points"] == [[step, step / 2] for step in steps]
+
+
+def test_points_without_a_step_are_numbered(tmp_path: Path) -> None:
+    records = [{"loss": 3.0}, {"lr": 1}, {"loss": 2.0}, {"step": 9, "loss": 1.0}]
+    write_lines(tmp_path / "tasks/0/metrics/0/train.jsonl", *records)
+    [result] = trials(tmp_path, points=9)
+    assert result["points"] == [[0, 3.0], [1, 2.0], [9, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("records", "log", "step", "keys"),
+    [
+        ([{"step": 7, "lr": 1}], LOG, 3, ["step", "lr"]),
+        ([{"step": 7, "lr": 1}], "", 7, ["step", "lr"]),
+        ([], LOG, 3, ["step", "loss"]),
+        ([], "", None, []),
+    ],
+)
+def test_step_of_a_trial_without_the_metric_is_that_of_its_log_or_else_of_its_metrics_files(
+    tmp_path: Path, records: list[dict[str, int]], log: str, step: int | None, keys: list[str]
+) -> None:
+    write_lines(tmp_path / "tasks/0/metrics/0/train.jsonl", *records)
+    write_lines(tmp_path / "tasks/0/logs/0/rank-0.log", log.rstrip())
+    [result] = trials(tmp_path, metric="acc")
+    assert (result["best"], result["step"]) == (None, step)
+    assert [key for key in result["keys"] if key in {"step", "lr", "loss"}] == keys
+
+
+def test_events_other_than_the_start_and_the_end_change_no_times(tmp_path: Path) -> None:
+    others = [{"event": name, "time": 7, "exit_code": 9} for name in ("checkpoint", "finished", "term")]
+    events = [{"event": "started", "time": 1}, {"event": "ended", "time": 5, "exit_code": 0}]
+    write_lines(tmp_path / "tasks/0/events.jsonl", *events, *others)
+    [result] = trials(tmp_path)
+    assert (result["started"], result["ended"], result["exit_code"]) == (1, 5, 0)
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+def test_times_of_a_trial_that_shares_a_task_are_those_of_its_last_attempt(
+    tmp_path: Path, attempts: int
+) -> None:
+    task = tmp_path / "tasks/0"
+    (task / "trials/1").mkdir(parents=True)
+    for attempt in range(attempts):
+        write_lines(task / f"ranks/{attempt}/1.json", {"started": attempt, "ended": 9, "exit_code": attempt})
+    [result] = trials(tmp_path, per_task=2)
+    assert (result["index"], result["started"], result["exit_code"]) == (1, attempts - 1, attempts - 1)
+
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/w/train.py", line 3, in <module>
+    main()
+ValueError: {}
+"""
+
+
+def write_failure(task: Path, attempt: int, rank: int, text: str) -> None:
+    write_lines(task / f"logs/{attempt}/rank-{rank}.log", TRACEBACK.format(text).rstrip())
+
+
+@pytest.mark.parametrize(("exit_code", "is_failure"), [(1, True), (None, True), (0, False)])
+def test_failure_of_a_trial_is_that_of_its_first_failed_rank(
+    tmp_path: Path, exit_code: int | None, is_failure: bool
+) -> None:
+    task = tmp_path / "tasks/0"
+    write_failure(task, 0, 1, "of the first attempt")
+    write_failure(task, 1, 1, "of the last attempt")
+    write_lines(task / "ranks/1/first-failure", "1 3")
+    write_lines(task / "events.jsonl", {"event": "started", "time": 1})
+    if exit_code is not None:
+        write_lines(task / "events.jsonl", {"event": "ended", "time": 5, "exit_code": exit_code})
+    [result] = trials(tmp_path)
+    expected = {
+        "rank": 1, "exit_code": 3, "error": "ValueError: of the last attempt",
+        "file": "/w/train.py", "line": 3,
+    }  # fmt: skip
+    assert result["failure"] == (expected if is_failure else None)
+
+
+@pytest.mark.parametrize(("exit_code", "is_failure"), [(3, True), (None, False), (0, False)])
+def test_failure_of_a_trial_that_shares_a_task_is_that_of_its_own_rank(
+    tmp_path: Path, exit_code: int | None, is_failure: bool
+) -> None:
+    task = tmp_path / "tasks/0"
+    (task / "trials/1").mkdir(parents=True)
+    write_failure(task, 0, 0, "of another trial")
+    write_failure(task, 0, 1, "of this trial")
+    write_lines(task / "ranks/0/first-failure", "0 3")
+    write_lines(task / "ranks/0/1.json", {"started": 1, "exit_code": exit_code})
+    [result] = trials(tmp_path, per_task=2)
+    expected = {
+        "rank": 1, "exit_code": 3, "error": "ValueError: of this trial", "file": "/w/train.py", "line": 3,
+    }  # fmt: skip
+    assert result["failure"] == (expected if is_failure else None)
+
+
+def test_trial_that_ended_without_a_log_has_no_failure(tmp_path: Path) -> None:
+    write_lines(tmp_path / "tasks/0/events.jsonl", {"event": "ended", "time": 5, "exit_code": 1})
+    [result] = trials(tmp_path)
+    assert result["failure"] is None

@@ -127,6 +127,25 @@ def test_trials_that_share_a_task_have_separate_job_variables(
     assert (job / "tasks/1/trials/1/trial.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("slot", "trials", "gpus", "devices", "mine"),
+    [
+        (0, 2, 8, "", "0,1,2,3"),
+        (1, 2, 8, "", "4,5,6,7"),
+        (2, 3, 6, "a,b,c,d,e,f", "e,f"),
+        (1, 2, 3, "4,5,6", "5"),
+        (3, 5, 2, "", "1"),
+        (1, 2, 0, "4,5", "4,5"),  # the task has no GPUs for its trials
+    ],
+)
+def test_trials_of_a_task_share_its_gpus_evenly(
+    monkeypatch: pytest.MonkeyPatch, slot: int, trials: int, gpus: int, devices: str, mine: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    trial._share_gpus(slot, trials, gpus)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == mine
+
+
 # ---- Values that Optuna chooses ----
 
 
