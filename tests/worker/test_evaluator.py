@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,7 +76,7 @@ def test_checkpoint_that_is_deleted_during_its_evaluation_is_not_evaluated_again
 def test_result_has_the_time_of_its_end_and_its_duration(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter((1000.0, 1010.25, 1010.25))
     monkeypatch.setattr(evaluator, "time", SimpleNamespace(time=lambda: next(times)))
-    monkeypatch.setattr(evaluator.subprocess, "call", lambda _words, env: int(env["DTSLURM_STEP"] != ""))
+    monkeypatch.setattr(subprocess, "call", lambda _words, env: int(env["DTSLURM_STEP"] != ""))
     evaluator.evaluate(str(run), {"path": "checkpoints/step-10", "step": "10"}, ["evaluate"])
     assert json.loads((run / evaluator.RESULTS).read_text()) == {
         "time": 1010.25, "checkpoint": "checkpoints/step-10", "step": None, "exit_code": 0, "seconds": 10.25,
@@ -95,7 +96,7 @@ def test_evaluator_waits_for_checkpoints_while_the_training_runs(
             (run / evaluator.FINISHING).touch()
 
     monkeypatch.setattr(evaluator, "time", SimpleNamespace(time=lambda: 1000.0, sleep=wait))
-    monkeypatch.setattr(evaluator.subprocess, "call", lambda _words, env: 0)
+    monkeypatch.setattr(subprocess, "call", lambda _words, env: 0)
     assert evaluator.main(["evaluate"]) == 0
     assert waits == [evaluator.POLL_S] * 2
     assert results(run) == [(10, 0), (20, 0), (30, 0)]
@@ -104,7 +105,7 @@ def test_evaluator_waits_for_checkpoints_while_the_training_runs(
 def test_failure_to_write_a_result_does_not_end_the_evaluator(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluator.subprocess, "call", lambda _words, env: 0)
+    monkeypatch.setattr(subprocess, "call", lambda _words, env: 0)
     (run / evaluator.RESULTS).mkdir()
     evaluator.evaluate(str(run), {"path": "checkpoints/step-10", "step": 10}, ["evaluate"])
     assert list((run / evaluator.RESULTS).iterdir()) == []

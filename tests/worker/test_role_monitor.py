@@ -12,7 +12,9 @@ import pytest
 
 from dtslurm.model.jobs.roles import RoleSpec
 from dtslurm.worker.supervisor.roles import instance as instances
-from dtslurm.worker.supervisor.roles.monitor import RoleMonitor
+from dtslurm.worker.supervisor.roles.instance import Instance
+from dtslurm.worker.supervisor.roles.monitor import MAX_INSTANCES, RoleMonitor
+from dtslurm.worker.supervisor.roles.plan import RolePlan
 from tests.worker.test_role_plan import plan_of, role
 
 NODES = ["n1", "n2", "n3", "n4", "n5"]
@@ -32,6 +34,20 @@ class Site:
         self.monitor = RoleMonitor(self.supervisor, plan_of(folder, *others))
         self.monitor._run = lambda: None  # type: ignore[method-assign]
         self.monitor.begin(resume=False)
+
+    def resume(self) -> RoleMonitor:
+        """Return the monitor of a supervisor that takes over from a killed one."""
+        second = RoleMonitor(self.supervisor, self.monitor.plan)
+        second._run = lambda: None  # type: ignore[method-assign]
+        add = second._add_instance
+
+        def add_some(role: RolePlan) -> Instance:
+            assert len(second._all()) < 2 * MAX_INSTANCES, "instances are added without end"
+            return add(role)
+
+        second._add_instance = add_some  # type: ignore[method-assign]
+        second.begin(resume=True)
+        return second
 
     def note(self, name: str, **values: Any) -> None:
         self.events.append({"event": name, **values})
@@ -89,6 +105,14 @@ def test_instance_beside_another_role_gets_the_last_gpus(tmp_path: Path) -> None
     assert site.place("judge") == [("n3", [6, 7])]
 
 
+def test_ranks_leave_the_nodes_of_other_roles_alone(tmp_path: Path) -> None:
+    for name in ("rollout", "vllm"):
+        (tmp_path / name).mkdir()
+        site = Site(tmp_path / name, with_gpus(name, 4), with_gpus("judge", 4, nodes=0, on=name))
+        assert site.place(name) == [("n3", [0, 1, 2, 3])]
+        assert site.place("judge") == [("n3", [4, 5, 6, 7])]
+
+
 def test_instances_without_gpus_run_beside_all_others(tmp_path: Path) -> None:
     site = Site(tmp_path, with_gpus("rollout", 0, instances=3))
     assert site.place() == [("n3", [])] * 3
@@ -101,9 +125,7 @@ def test_instances_taken_over_keep_their_gpus(tmp_path: Path) -> None:
     for instance in site.monitor.instances["rollout"]:
         instance.start = 0
     site.monitor._write_state()
-    second = RoleMonitor(site.supervisor, site.monitor.plan)
-    second._run = lambda: None  # type: ignore[method-assign]
-    second.begin(resume=True)
+    second = site.resume()
     assert [instance.gpus for instance in second.instances["rollout"]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert second._choose_gpus(second.instances["rollout"][1], "n3") == [4, 5, 6, 7]
 
@@ -131,6 +153,47 @@ def test_instance_of_an_unhealthy_node_moves_to_a_spare_node(tmp_path: Path) -> 
     assert site.monitor.reserved_nodes() == ["n4", "n5"]
     site.healthy.remove("n5")
     assert not site.monitor._choose_nodes(site.monitor.instances["rollout"][0])  # n4 has no free GPU
+
+
+def test_first_start_tries_the_unhealthy_nodes_of_the_role_and_a_restart_does_not(tmp_path: Path) -> None:
+    for number, spec in enumerate((role("rollout", nodes=2), with_several_nodes("rollout", 2, nodes=2))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        site = Site(folder, spec)
+        site.healthy = ["n1", "n2"]
+        [instance] = site.monitor.instances["rollout"]
+        instance.nodes = site.monitor._choose_nodes(instance)
+        assert instance.nodes == ["n3", "n4"][: number + 1]
+        assert site.monitor._choose_nodes(instance) == []
+
+
+def test_instance_prefers_a_spare_node_to_the_gpus_beside_another_instance(tmp_path: Path) -> None:
+    site = Site(tmp_path, with_gpus("rollout", 4, nodes=2, instances=2))
+    assert site.place() == [("n3", [0, 1, 2, 3]), ("n4", [0, 1, 2, 3])]
+    site.healthy.remove("n3")
+    assert site.place() == [("n5", [0, 1, 2, 3]), ("n4", [0, 1, 2, 3])]
+    assert site.monitor.nodes["rollout"] == ["n4", "n5"]
+
+
+def test_instance_beside_ranks_gets_no_spare_node(tmp_path: Path) -> None:
+    site = Site(tmp_path, with_gpus("judge", 2, nodes=0, on="trainer", instances=2))
+    site.place("judge")
+    site.healthy.remove("n1")
+    assert site.monitor._choose_nodes(site.monitor.instances["judge"][0]) == []  # n2 has GPUs for one
+
+
+def test_three_instances_are_divided_among_two_nodes(tmp_path: Path) -> None:
+    site = Site(tmp_path, with_gpus("rollout", 2, nodes=2, instances=3))
+    assert site.place() == [("n3", [0, 1]), ("n4", [0, 1]), ("n3", [2, 3])]
+    assert site.monitor.nodes["rollout"] == ["n3", "n4"]
+
+
+def test_instances_share_a_node_without_gpus(tmp_path: Path) -> None:
+    site = Site(tmp_path, role("rollout", instances=3))
+    site.monitor.plan = site.monitor.plan._replace(gpus_per_node=0)
+    for instance in site.monitor.instances["rollout"]:
+        instance.role = instance.role._replace(gpus=None)
+    assert site.place() == [("n3", None)] * 3
 
 
 def test_instances_with_several_nodes_share_none_and_move_to_spare_nodes(tmp_path: Path) -> None:
@@ -162,6 +225,7 @@ def test_scale_of_instances_with_several_nodes_counts_whole_instances(tmp_path: 
     site = Site(tmp_path, with_several_nodes("rollout", 2, nodes=2, instances=1), nodes=names)
     assert site.place() == [("n3,n4", None)]
     site.monitor._scale_role(site.monitor.plan.roles[0], 3)  # three nodes are left, enough for one more
+    assert site.monitor.nodes["rollout"] == ["n3", "n4", "n5", "n6"]
     assert site.place() == [("n3,n4", None), ("n5,n6", None)]
     assert (site.events[0]["instances"], site.events[0]["requested"]) == (2, 3)
 
@@ -191,6 +255,13 @@ def test_scale_is_limited_by_the_nodes_of_the_allocation(
         ([with_gpus("rollout", 3, instances=2)], 2),
         ([with_gpus("rollout", 2, instances=2)], 4),
         ([with_gpus("rollout", 2, instances=2), with_gpus("judge", 3, nodes=0, on="rollout")], 2),
+        (
+            [
+                with_gpus("rollout", 1, nodes=2, instances=2),
+                with_gpus("judge", 3, nodes=0, on="rollout", instances=3),  # two of them on a node
+            ],
+            4,
+        ),
         ([with_gpus("rollout", 0, instances=2)], 9),
         ([with_instances("rollout", 2)], 2),  # they share all GPUs
         ([with_gpus("rollout", 1, nodes=0, on="trainer", instances=2)], 4),  # two beside six ranks

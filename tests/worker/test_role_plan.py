@@ -77,7 +77,13 @@ def test_plan_of_a_submission_is_read_by_the_supervisor(tmp_path: Path) -> None:
 
 def test_server_is_a_role_whose_check_connects_to_a_port(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, role("roll-out"))
-    checks = ({}, {"http": "/"}, {"tcp": True}, {"line": "ready"}, {"file": "ready"})
+    checks: tuple[dict[str, Any], ...] = (
+        {},
+        {"http": "/"},
+        {"tcp": True},
+        {"line": "ready"},
+        {"file": "ready"},
+    )
     roles = [replace_check(plan, **check) for check in checks]
     assert [item.is_server for item in roles] == [False, True, True, False, False]
     assert roles[0].prefix == "DTSLURM_ROLE_ROLL_OUT"

@@ -27,6 +27,7 @@ def stop_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     def wait(seconds: float) -> None:
         clock.now += seconds
+        assert clock.now < 9999, "the monitor waits without end"
         clock.on_wait()
 
     fake = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: clock.now, sleep=wait)
@@ -88,8 +89,8 @@ def test_silent_instance_is_restarted_when_its_time_is_over(tmp_path: Path, cloc
     site.monitor._note_check(site.first, passed=True)
     clock.now = 1001.0
     site.monitor._note_check(site.first, passed=False)  # a single check may fail on a busy node
-    clock.now = 1030.0
-    site.monitor._note_check(site.first, passed=False)
+    for clock.now in (1010.0, 1030.0):
+        site.monitor._note_check(site.first, passed=False)
     assert (site.first.state, site.events) == (instances.UNRESPONSIVE, [])
     clock.now = 1031.0
     site.monitor._note_check(site.first, passed=False)
@@ -221,6 +222,29 @@ def test_node_that_slurm_calls_lost_is_the_cause_and_is_excluded(
     assert site.first.state == instances.WAITING
 
 
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_lost_node_of_several_is_excluded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stated: bool
+) -> None:
+    monkeypatch.setattr(slurm, "bad_nodes", lambda _nodes: {} if is_stated else {"n4": "DOWN"})
+    site = RunningSite(tmp_path, with_several_nodes("rollout", 2, nodes=2))
+    site.first.nodes = ["n3", "n4"]
+    findings = {"cause": "node-failure", "summary": "its step did not start", "hopeless": False}
+    site.monitor._consider_restart(site.first, {**findings, "nodes": ["n4"] if is_stated else []})
+    assert [node for node, _why in site.excluded] == ["n4"]
+
+
+@pytest.mark.parametrize(
+    ("restarts", "pause_s"), [(0, 0), (1, 2), (2, 5), (3, 10), (4, 30), (5, 60), (6, 60), (9, 60)]
+)
+def test_pause_before_a_restart_grows_up_to_a_minute(tmp_path: Path, restarts: int, pause_s: int) -> None:
+    site = RunningSite(tmp_path, role("rollout"))
+    site.first.role = site.first.role._replace(restarts=10)
+    site.first.restarts = restarts
+    site.monitor._consider_restart(site.first, dict(KILLED), 137)
+    assert (site.first.not_before, site.first.restarts) == (1000.0 + pause_s, restarts + 1)
+
+
 @pytest.mark.parametrize(("nodes", "excluded"), [(["n3"], ["n3"]), (["n3", "n4"], [])])
 def test_only_the_single_node_of_an_instance_is_excluded_for_what_its_log_says(
     tmp_path: Path, nodes: list[str], excluded: list[str]
@@ -254,6 +278,10 @@ def test_role_with_the_main_role_waits_until_that_has_ended(tmp_path: Path, main
         (instances.ENDED, "ready", True),
         (instances.UNRESPONSIVE, "ready", False),
         (instances.STARTING, "started", True),
+        (instances.ENDED, "started", True),
+        (instances.WAITING, "started", True),  # it is restarted
+        (instances.REMOVED, "ready", True),
+        (instances.FAILED, "ready", False),
     ],
 )
 def test_instance_starts_after_the_roles_that_it_follows(
@@ -265,6 +293,24 @@ def test_instance_starts_after_the_roles_that_it_follows(
     assert site.monitor._may_start(judge) is may_start
     judge.not_before = 1000.5
     assert not site.monitor._may_start(judge)
+
+
+@pytest.mark.parametrize(
+    ("state", "may_start"),
+    [
+        (instances.WAITING, False),
+        (instances.STARTING, False),
+        (instances.FAILED, False),
+        (instances.ENDED, True),
+    ],
+)
+def test_instance_without_an_address_has_not_started_unless_it_has_ended(
+    tmp_path: Path, state: str, may_start: bool
+) -> None:
+    site = RunningSite(tmp_path, role("rollout"), role("judge", after=(("rollout", "started"),)))
+    rollout, judge = site.monitor._all()
+    site.run(rollout, state).host = ""
+    assert site.monitor._may_start(judge) is may_start
 
 
 def test_role_after_the_main_role_waits_for_its_start(tmp_path: Path) -> None:
