@@ -42,15 +42,20 @@ def results(run: Path) -> list[tuple[Any, Any]]:
 
 
 def test_every_checkpoint_is_evaluated_until_the_training_is_over(run: Path) -> None:
-    register(run, path="model.pt", kind="output")
+    for name, kind in (("model.pt", "output"), ("all.tar", "archive")):
+        register(run, path=name, kind=kind)
+        (run / name).touch()
     register(run, path="checkpoints/deleted", kind="checkpoint", step=5)
     register(run, path=3, kind="checkpoint")
     (run / evaluator.FINISHING).touch()
     program = (
-        f"import os; open({str(run / 'seen')!r}, 'a').write(os.environ['DTSLURM_STEP'] + os.sys.argv[1])"
+        f"import os, sys; seen = open({str(run / 'seen')!r}, 'a');"
+        "print(os.environ['DTSLURM_STEP'], *sys.argv[1:], file=seen)"
     )
-    assert evaluator.main([sys.executable, "-c", program, "{checkpoint}"]) == 0
-    assert (run / "seen").read_text() == "".join(f"{step}{run}/checkpoints/step-{step}" for step in (10, 20))
+    assert evaluator.main([sys.executable, "-c", program, "{checkpoint}", "~/{checkpoint}"]) == 0
+    assert (run / "seen").read_text().splitlines() == [
+        f"{step} {run}/checkpoints/step-{step} ~/{{checkpoint}}" for step in (10, 20)
+    ]
     assert results(run) == [(10, 0), (20, 0)]
     assert evaluator.find_next(str(run)) is None
 
@@ -74,12 +79,12 @@ def test_checkpoint_that_is_deleted_during_its_evaluation_is_not_evaluated_again
 
 
 def test_result_has_the_time_of_its_end_and_its_duration(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter((1000.0, 1010.25, 1010.25))
+    times = iter((10.0, 30.25, 30.25))
     monkeypatch.setattr(evaluator, "time", SimpleNamespace(time=lambda: next(times)))
     monkeypatch.setattr(subprocess, "call", lambda _words, env: int(env["DTSLURM_STEP"] != ""))
     evaluator.evaluate(str(run), {"path": "checkpoints/step-10", "step": "10"}, ["evaluate"])
     assert json.loads((run / evaluator.RESULTS).read_text()) == {
-        "time": 1010.25, "checkpoint": "checkpoints/step-10", "step": None, "exit_code": 0, "seconds": 10.25,
+        "time": 30.25, "checkpoint": "checkpoints/step-10", "step": None, "exit_code": 0, "seconds": 20.25,
     }  # fmt: skip
 
 
@@ -155,7 +160,9 @@ def test_claim_of_another_instance_holds_and_that_of_an_earlier_start_does_not(
 
 def write_state(run: Path, state: str) -> None:
     instances = [{"instance": 0, "state": "ready", "start": 0}, {"instance": 1, "state": state, "start": 0}]
-    (run / "roles.json").write_text(json.dumps({"roles": [{"name": "evaluator", "instances": instances}]}))
+    other = {"name": "viewer", "instances": [{"instance": 1, "state": "removed", "start": 0}]}
+    roles = [other, {"name": "evaluator", "instances": instances}]
+    (run / "roles.json").write_text(json.dumps({"roles": roles}))
 
 
 def test_claim_of_an_instance_that_was_removed_is_taken_over_by_one_other(

@@ -505,13 +505,19 @@ def test_check_of_an_earlier_start_and_one_at_the_end_change_nothing(
     ],
 )
 def test_check_is_due_after_a_pause(
-    tmp_path: Path, state: str, role_values: dict[str, Any], last_s: float | None, is_due: bool
+    tmp_path: Path,
+    clock: SimpleNamespace,
+    state: str,
+    role_values: dict[str, Any],
+    last_s: float | None,
+    is_due: bool,
 ) -> None:
+    clock.now = 6.0
     site = RunningSite(tmp_path, role("rollout"))
     change_role(site, **role_values)
     site.first.set_state(state)
     if last_s is not None:
-        site.monitor._checked_at["rollout-0"] = 1000.0 - last_s
+        site.monitor._checked_at["rollout-0"] = 6.0 - last_s
     assert site.monitor._is_check_due(site.first) is is_due
 
 

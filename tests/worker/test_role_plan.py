@@ -163,6 +163,7 @@ def replace_check(plan: RolesPlan, **check: Any) -> RolePlan:
         (2, "usage: serve [-h]\nserve: error: unrecognized arguments: --prot\n", "bad-arguments", True),
         (2, "No such option\n", "exit-code", False),
         (1, "usage: serve [-h]\nIt failed later.\n", "exit-code", False),
+        (3, "usage: serve [-h]\nIt failed later.\n", "exit-code", False),
         (126, "role-a-task.sh: line 9: ./serve: Permission denied\n", "command-not-found", True),
         (137, "loading\n", "killed", False),
     ],
@@ -238,7 +239,7 @@ def test_last_lines_of_a_log_are_few_and_short(tmp_path: Path) -> None:
     log.parent.mkdir(parents=True)
     log.write_text("".join(f"{number}{'x' * 400}\n\n  \n" for number in range(9)))
     assert cause.read_last_lines(str(tmp_path), 0) == [f"{number}{'x' * 299}" for number in range(4, 9)]
-    log.write_text("first\n" + "x" * 65530 + "\nlast\n")
+    log.write_text("first" + "x" * 65530 + "\nlast\n")
     assert cause.read_last_lines(str(tmp_path), 0) == ["x" * 300, "last"]
 
 

@@ -86,13 +86,14 @@ def test_instance_that_passes_its_first_check_is_ready(tmp_path: Path) -> None:
 
 def test_silent_instance_is_restarted_when_its_time_is_over(tmp_path: Path, clock: SimpleNamespace) -> None:
     site = RunningSite(tmp_path, role("rollout"))
+    clock.now = 10.0
     site.monitor._note_check(site.first, passed=True)
-    clock.now = 1001.0
+    clock.now = 11.0
     site.monitor._note_check(site.first, passed=False)  # a single check may fail on a busy node
-    for clock.now in (1010.0, 1030.0):
+    for clock.now in (20.0, 40.0):
         site.monitor._note_check(site.first, passed=False)
     assert (site.first.state, site.events) == (instances.UNRESPONSIVE, [])
-    clock.now = 1031.0
+    clock.now = 41.0
     site.monitor._note_check(site.first, passed=False)
     [event] = site.events
     assert (event["cause"], event["summary"]) == ("unresponsive", "it did not respond for 31 s")
@@ -104,6 +105,15 @@ def test_instance_that_answers_again_is_ready_without_another_event(tmp_path: Pa
     for passed in (False, True):
         site.monitor._note_check(site.first, passed=passed)
     assert (site.first.state, site.events) == (instances.READY, [])
+
+
+def test_instance_that_stays_ready_keeps_the_time_of_its_last_change(
+    tmp_path: Path, clock: SimpleNamespace
+) -> None:
+    site = RunningSite(tmp_path, role("rollout"))
+    clock.now = 1005.0
+    site.monitor._note_check(site.first, passed=True)
+    assert (site.first.changed_at, site.first.answered_at) == (1000.0, 1005.0)
 
 
 def test_check_of_an_instance_that_has_ended_changes_nothing(tmp_path: Path) -> None:
@@ -152,6 +162,7 @@ def test_step_that_slurm_does_not_start_is_started_again_elsewhere_if_its_node_i
         (KILLED, 0, False, None),
         (KILLED, 2, True, None),
         (KILLED, 3, True, "its restarts are used up (3)"),
+        (KILLED, 4, True, "its restarts are used up (3)"),
         (OUT_OF_MEMORY, 0, True, "a restart would end the same way"),
         (EXCEPTION, 0, True, None),
         (EXCEPTION, 0, False, "a restart would end the same way"),

@@ -275,6 +275,20 @@ def test_end_of_a_watched_trial(
 
 
 @pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(("exit_code", "is_reported"), [(0, True), (1, False), (-9, False)])
+def test_missing_metric_is_reported_only_after_successful_training(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    exit_code: int,
+    is_reported: bool,
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda _words: Code(exit_code))
+    trial_asha.watch(["train"], Watched(tmp_path, asha=None).trial, None)
+    assert ("wrote no number" in capsys.readouterr().out) is is_reported
+
+
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize(
     ("settings", "calls", "message"),
     [
