@@ -176,11 +176,8 @@ def test_main_frames_are_the_functions_and_lines_of_the_first_thread() -> None:
         ("wait", 3),
         ("main", None),
     ]
-    assert [main_frames(process) for process in ({}, {"threads": []}, {"threads": [{"frames": None}]})] == [
-        [],
-        [],
-        [],
-    ]
+    without_frames: list[dict[str, Any]] = [{}, {"threads": []}, {"threads": [{"frames": None}]}]
+    assert [main_frames(process) for process in without_frames] == [[], [], []]
 
 
 @pytest.mark.parametrize(
