@@ -91,3 +91,24 @@ def test_line_is_found_in_the_last_mebibyte_of_a_log(tmp_path: Path) -> None:
     for size, is_ready in ((1 << 16, True), ((1 << 20) - 7, True), (1 << 20, False)):
         log.write_text("\nready\n" + "x" * size)
         assert probes.is_ready(plan, "", {}, str(log), "") is is_ready
+
+
+@pytest.mark.parametrize(
+    "answer", [b"\x15\x03\x01\x00\x02\x02\x16\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nvll"]
+)
+def test_answer_that_is_no_http_or_breaks_off_is_none(answer: bytes) -> None:
+    with socket.create_server((HOST, 0)) as server:
+
+        def answer_both() -> None:
+            for _ in range(2):
+                connection, _address = server.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=answer_both)
+        thread.start()
+        port = server.getsockname()[1]
+        assert probes.answers_http(HOST, port, "/health") is answer.startswith(b"HTTP")
+        assert probes.read_load(HOST, port, "/metrics") == {}
+        thread.join()

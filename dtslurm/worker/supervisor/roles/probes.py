@@ -1,9 +1,9 @@
 """Checks of an instance, over the network or in its files: whether it is ready, responds, and is busy."""
 
+import http.client
 import os
 import re
 import socket
-import urllib.error
 import urllib.request
 from typing import Dict, Optional
 
@@ -40,7 +40,7 @@ def answers_http(host: str, port: Optional[int], path: str) -> bool:
         with _OPENER.open("http://{}:{}{}".format(host, port, path), timeout=PATIENCE_S) as answer:
             status: int = answer.getcode()
             return status < 400
-    except (OSError, ValueError, urllib.error.HTTPError):
+    except (OSError, ValueError, http.client.HTTPException):
         return False
 
 
@@ -70,7 +70,7 @@ def read_load(host: str, port: Optional[int], path: str) -> Dict[str, float]:
     try:
         with _OPENER.open("http://{}:{}{}".format(host, port, path), timeout=PATIENCE_S) as answer:
             text = answer.read(LARGEST_METRICS).decode("utf-8", "replace")
-    except (OSError, ValueError, urllib.error.HTTPError):
+    except (OSError, ValueError, http.client.HTTPException):
         return {}
     return parse_load(text)
 
