@@ -21,6 +21,7 @@ from dtslurm.worker.supervisor.hangs.signals import GpuActivity, StackHistory, m
 
 NOW = 1000.0
 SILENT_SINCE = 900.0
+START = 3.0  # when a job begins
 
 
 # ---- GPUs ----
@@ -236,14 +237,18 @@ class Activity:
     """A job whose ranks have written output once; its clock stands still unless a test moves the clock."""
 
     def __init__(self, folder: Path, timeout_s: float | None = 20.0, **more: Any) -> None:
-        self.folder, self.now = folder, 0.0
+        self.folder, self.now = folder, START
         (folder / "rank-0.log").write_text("started\n")
         self.detector = HangDetector(str(folder), str(folder), timeout_s, lambda: self.now, **more)
         self.detector.look({})
 
-    def look(self, now: float, **process: Any) -> Hang | None:
-        """Check the ranks, of which one is as told and one idles."""
-        self.now = now
+    def set_usage(self, after_s: float, usage: dict[int, tuple[float, float]]) -> None:
+        """Let the ranks' usage have been read so many seconds after the start."""
+        self.detector.used = (START + after_s, usage)
+
+    def look(self, after_s: float, **process: Any) -> Hang | None:
+        """Check the ranks so many seconds after the start; one rank is as described, the other one idles."""
+        self.now = START + after_s
         return self.detector.look({0: process, 1: {"cpu": 1.0, "moved": 2.0, "state": "S"}})
 
 
@@ -265,23 +270,23 @@ def activity(tmp_path: Path) -> Activity:
 def test_rank_is_idle_below_a_cpu_share_and_a_transfer_rate(
     activity: Activity, process: dict[str, float], is_idle: bool
 ) -> None:
-    activity.detector.used = (0.0, {0: (5.0, 0.0), 1: (1.0, 2.0)})
+    activity.set_usage(0.0, {0: (5.0, 0.0), 1: (1.0, 2.0)})
     assert activity.look(10.0, **process) is None
     assert activity.detector.idle is is_idle
-    assert activity.detector.used == (10.0, {0: tuple(process.values()), 1: (1.0, 2.0)})
+    assert activity.detector.used == (START + 10.0, {0: tuple(process.values()), 1: (1.0, 2.0)})
 
 
 def test_activity_is_measured_over_ten_seconds(activity: Activity) -> None:
-    activity.detector.used = (0.0, {0: (5.0, 0.0)})
+    activity.set_usage(0.0, {0: (5.0, 0.0)})
     activity.look(9.9, cpu=5.0)
-    assert (activity.detector.idle, activity.detector.used) == (False, (0.0, {0: (5.0, 0.0)}))
+    assert (activity.detector.idle, activity.detector.used) == (False, (START, {0: (5.0, 0.0)}))
     activity.look(10.0, cpu=5.0)
     assert activity.detector.idle
-    assert activity.detector.used[0] == 10.0
+    assert activity.detector.used[0] == START + 10.0
 
 
 def test_rank_that_reports_for_the_first_time_has_used_nothing(activity: Activity) -> None:
-    activity.detector.used = (0.0, {})
+    activity.set_usage(0.0, {})
     activity.look(10.0, cpu=500.0, moved=1e12)
     assert activity.detector.idle
 
@@ -292,8 +297,8 @@ def test_new_output_ends_the_idle_time(activity: Activity) -> None:
     (activity.folder / "rank-0.log").write_text("another line\n")
     assert activity.look(19.0, cpu=0.0) is None
     detector = activity.detector
-    assert (detector.idle, detector.gpus, detector.since, detector.pauses) == (False, None, 19.0, 1)
-    assert detector.used == (19.0, {0: (0.0, 0.0), 1: (1.0, 2.0)})
+    assert (detector.idle, detector.gpus, detector.since, detector.pauses) == (False, None, START + 19.0, 1)
+    assert detector.used == (START + 19.0, {0: (0.0, 0.0), 1: (1.0, 2.0)})
     assert (detector.longest, detector.silent()) == (19.0, 0.0)
 
 
@@ -303,7 +308,7 @@ def test_new_output_ends_the_idle_time(activity: Activity) -> None:
 def test_stopped_process_hangs_even_while_other_ranks_compute(
     activity: Activity, state: str, is_hang: bool
 ) -> None:
-    activity.detector.used = (19.0, {})
+    activity.set_usage(19.0, {})
     assert activity.look(19.9, cpu=0.0, state=state) is None
     assert (activity.look(20.0, cpu=100.0, state=state) is not None) is is_hang
 
@@ -316,8 +321,8 @@ def test_stopped_process_hangs_even_while_other_ranks_compute(
         (None, 500.0, 2, 9, FIRST_S, 3 * FIRST_S),
         (None, 500.0, 3, 0, 2500.0, 7500.0),
         (None, 500.0, 0, 10, 2500.0, 7500.0),
-        (None, 12.0, 4, 11, 60.0, FIRST_S),
-        (None, 13.0, 4, 11, 65.0, FIRST_S),
+        (None, 12.0, 4, 0, 60.0, FIRST_S),
+        (None, 13.0, 0, 11, 65.0, FIRST_S),
         (None, 130.0, 4, 11, 650.0, 1950.0),
     ],
 )
@@ -349,7 +354,7 @@ def test_training_steps_are_counted_by_the_growth_of_the_metrics(tmp_path: Path)
 
 def test_stacks_are_needed_of_silent_ranks_that_are_not_idle(activity: Activity) -> None:
     for now, is_idle, is_needed in ((19.9, False, False), (20.0, False, True), (20.0, True, False)):
-        activity.now, activity.detector.idle = now, is_idle
+        activity.now, activity.detector.idle = START + now, is_idle
         assert activity.detector.wants_picture() is is_needed
 
 
@@ -366,14 +371,14 @@ def test_computing_ranks_with_idle_gpus_are_idle_if_a_timeout_is_configured(
     tmp_path: Path, gpus: list[Any], timeout_s: float | None, is_idle: bool
 ) -> None:
     activity = Activity(tmp_path, timeout_s)
-    activity.detector.used = (0.0, {0: (0.0, 0.0)})
-    write_samples(tmp_path, (10.0, gpus))
+    activity.set_usage(0.0, {0: (0.0, 0.0)})
+    write_samples(tmp_path, (START + 10.0, gpus))
     activity.look(10.0, cpu=10.0)
     assert activity.detector.idle is is_idle
 
 
 def test_working_gpus_are_not_idle_although_no_rank_computes(activity: Activity) -> None:
-    write_samples(activity.folder, (10.0, [gpu()]))
+    write_samples(activity.folder, (START + 10.0, [gpu()]))
     activity.look(10.0, cpu=0.0)
     assert (activity.detector.gpus, activity.detector.idle) == (True, False)
 
@@ -382,20 +387,21 @@ def test_working_gpus_are_not_idle_although_no_rank_computes(activity: Activity)
 def test_equal_stacks_are_a_hang_unless_the_gpus_work(
     activity: Activity, gpus: bool | None, is_hang: bool
 ) -> None:
-    for now in (0.0, 1.0, 2.0):
-        activity.now = now
+    for after_s in (0.0, 1.0, 2.0):
+        activity.now = START + after_s
         activity.detector.see({0: stack(), 1: stack()})
-    activity.detector.gpus, activity.detector.used = gpus, (25.0, {})
+    activity.detector.gpus = gpus
+    activity.set_usage(25.0, {})
     assert (activity.look(25.0, state="R") is not None) is is_hang
 
 
 def test_equal_stacks_are_a_hang_after_half_of_a_long_limit(tmp_path: Path) -> None:
     for at, is_hang in ((49.0, True), (51.0, False)):
         activity = Activity(tmp_path, 100.0)
-        activity.now = at
+        activity.now = START + at
         for _ in range(3):
             activity.detector.see({0: stack(), 1: stack()})
-        activity.detector.used = (100.0, {})
+        activity.set_usage(100.0, {})
         assert (activity.look(100.0, state="R") is not None) is is_hang
 
 
@@ -414,11 +420,11 @@ def look_at_summaries(
     folder: Path, now: float, *summaries: ActivitySummary
 ) -> tuple[HangDetector, Hang | None]:
     """Return the detector of a large job after its last check, ``now`` seconds after its first one."""
-    clock = [0.0]
+    clock = [START]
     detector = HangDetector(str(folder), str(folder), 20.0, lambda: clock[0])
     hang = None
     for number, item in enumerate(summaries):
-        clock[0] = now if number == len(summaries) - 1 else 0.0
+        clock[0] = START + (now if number == len(summaries) - 1 else 0.0)
         detector.read_activity = lambda item=item: item  # type: ignore[misc]
         hang = detector.look({})
     return detector, hang
@@ -442,16 +448,17 @@ def test_large_job_hangs_when_its_nodes_report_no_activity(
 ) -> None:
     detector, hang = look_at_summaries(tmp_path, now, summary(), summary(**values))
     assert (detector.idle, hang is not None) == (is_idle, is_hang)
-    assert detector.used == (now, {})
+    assert detector.used == (START + now, {})
 
 
 @pytest.mark.parametrize(
-    ("now", "is_computing", "gpus"), [(19.0, True, None), (19.0, False, True), (20.0, True, True)]
+    ("now", "is_computing", "gpus"),
+    [(19.0, True, None), (19.0, False, True), (20.0, True, True), (30.0, True, True)],
 )
 def test_gpu_samples_of_a_large_active_job_are_read_only_after_the_hang_limit(
     tmp_path: Path, now: float, is_computing: bool, gpus: bool | None
 ) -> None:
-    write_samples(tmp_path, (15.0, [gpu()]))
+    write_samples(tmp_path, (START + 15.0, [gpu()]))
     detector, _ = look_at_summaries(tmp_path, now, summary(), summary(is_computing=is_computing))
     assert detector.gpus is gpus
 
@@ -468,8 +475,8 @@ def test_stacks_of_every_rank_of_a_large_job_are_needed(tmp_path: Path) -> None:
         detector, _ = look_at_summaries(tmp_path, 0.0, summary(rank_count=rank_count))
         for _ in range(3):
             detector.see({0: stack(), 1: stack()})
-        detector.clock = lambda: 25.0
-        detector.used = (25.0, {})
+        detector.clock = lambda: START + 25.0
+        detector.used = (START + 25.0, {})
         assert (detector.look({}) is not None) is is_hang
 
 

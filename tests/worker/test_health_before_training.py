@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dtslurm.worker.supervisor import health, lease, main
+from dtslurm.worker.preflight import network
+from dtslurm.worker.supervisor import health, lease, main, slurm
 from dtslurm.worker.supervisor.main import Supervisor
 from tests.worker.conftest import slurm_requests
 from tests.worker.test_supervisor_races import ASKED, RUNNING, Clock
@@ -171,3 +173,93 @@ def test_run_exits_with_the_health_check_code_without_starting_training(
     write_findings(site, n1=(), n2=(), n3=())
     assert keeper.run() == 0
     assert (site / "starts").exists()
+
+
+# ---- The limits of a decision ----
+
+
+@pytest.mark.parametrize(
+    ("roles", "earlier", "action"),
+    [
+        ((), 0, "go"),
+        ((1,), 0, "requeue"),  # a node of the job belongs to a role
+        ((0, 0), 0, "go"),
+        ((1,), 2, "requeue"),
+        ((1,), 3, "stop"),
+    ],
+)
+def test_decision_counts_the_nodes_of_roles_and_the_requeues_because_of_bad_nodes(
+    site: Path,
+    keeper: Supervisor,
+    monkeypatch: pytest.MonkeyPatch,
+    roles: tuple[int, ...],
+    earlier: int,
+    action: str,
+) -> None:
+    write_findings(site, n1=(), n2=("gpus:bad",), n3=())
+    for _ in range(earlier):
+        keeper.ledger.event("decision", action="requeue", cause="health")
+    keeper.ledger.event("decision", 0, action="requeue", cause="preempted")
+    if roles:
+        plan: Any = SimpleNamespace(roles=[SimpleNamespace(nodes=nodes) for nodes in roles])
+        keeper.roles = SimpleNamespace(plan=plan)  # type: ignore[assignment]
+    monkeypatch.setattr(keeper, "onward", lambda _holder: True)
+    assert health.before_training(keeper) == (None if action == "go" else health.EXIT_CODE)
+    decisions = [item["action"] for item in keeper.ledger.events("decision")[earlier + 1 :]]
+    assert decisions == ([] if action == "go" else [action])
+    assert (keeper.ledger.events("ended") != []) is (action == "stop")
+
+
+@pytest.mark.parametrize(("skew", "checks"), [(9.0, ["clock"]), (1.0, []), (None, [])])
+def test_clock_of_only_the_first_node_is_compared_with_the_controllers(
+    site: Path,
+    keeper: Supervisor,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    skew: float | None,
+    checks: list[str],
+) -> None:
+    write_findings(site, n1=(), n2=("disk:unknown",), n3=())
+    keeper.nodes = ["n3", "n1", "n2"]
+    monkeypatch.setattr(slurm, "clock_skew", lambda: skew)
+    assert health.before_training(keeper) is None
+    events = keeper.ledger.events("health")
+    findings = {item["node"]: [entry["check"] for entry in item["findings"]] for item in events}
+    assert findings == {"n3": checks, "n1": [], "n2": ["disk"]}
+    out = capfd.readouterr().out
+    assert ("health: node n3, clock: 9 s ahead of the controller's" in out) is bool(checks)
+    assert "disk is unknown" not in out  # recorded, but no warning
+    assert out.rstrip().endswith(", 0 bad")
+
+
+def test_last_line_of_srun_explains_why_the_nodes_could_not_be_checked(
+    site: Path, keeper: Supervisor, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (site / "told").write_text("srun: job 17 queued\nsrun: error: no such option\n\n")
+    assert health.before_training(keeper) is None
+    assert "training starts anyway: srun: error: no such option\n" in capfd.readouterr().out
+
+
+def test_srun_receives_the_key_of_the_clock_in_its_environment(site: Path, keeper: Supervisor) -> None:
+    write_findings(site, n1=(), n2=(), n3=())
+    program = site / "bin/srun"
+    program.write_text(program.read_text() + f"env >{site}/env\n")
+    assert health.before_training(keeper) is None
+    [key] = re.findall(rf"^{network.KEY}=(.*)$", (site / "env").read_text(), re.MULTILINE)
+    assert len(bytes.fromhex(key)) == 16
+    assert keeper.ledger.events("decision") == []
+
+
+def test_duration_of_the_checks_is_reported(
+    keeper: Supervisor, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    now = [1000.0]
+
+    def look(*_: object, **__: object) -> health.HealthReport:
+        now[0] += 2.5
+        return health.HealthReport({name: [] for name in keeper.nodes}, keeper.nodes, [], [])
+
+    monkeypatch.setattr(health, "look", look)
+    monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert health.before_training(keeper) is None
+    assert "health: 3 nodes in 2.5 s, 0 bad\n" in capfd.readouterr().out
