@@ -198,6 +198,13 @@ def test_child_gets_the_last_orders_when_it_joins_and_its_heartbeats_are_passed_
     assert parent.sent == [frames.BEATS + line("n2")]
 
 
+def test_malformed_heartbeat_of_a_child_ends_only_the_link_to_it(node: Any) -> None:
+    child = FakeConnection(frames.BEATS + b"short")
+    node._children.add(child)
+    node._read(child)
+    assert (child.is_closed, node._children, node._pending) == (True, set(), {})
+
+
 @pytest.mark.parametrize("payload", [b"Ono JSON", b'O{"sequence": 1}', b'O{"sequence": []}', b""])
 def test_malformed_orders_and_broken_connections_end_the_link(node: Any, payload: bytes) -> None:
     parent, child = give_parent(node, payload), FakeConnection()

@@ -329,7 +329,7 @@ class Relay:
             payloads = connection.receive()
             for payload in payloads:
                 self._act(connection, payload)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
             if connection is self._parent:
                 self._unlink()
             else:
