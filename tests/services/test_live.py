@@ -84,6 +84,9 @@ def test_a_rank_process_is_identified_by_its_environment_if_the_pid_differs(tmp_
         assert node_side.process_of(5, rank.pid, str(run)) == rank.pid
         assert node_side.process_of(7, rank.pid, str(run)) is None
         assert node_side.process_of(5, 2**22 + 1, str(tmp_path / "run-2")) is None
+        task = {"RANK": "5", "DTSLURM_RUN_DIR": "/runs/run-1/tasks/5"}
+        assert node_side.is_rank(task, 5, "/home/runs/run-1/tasks/5")
+        assert not node_side.is_rank(task, 5, "/home/runs/run-2/tasks/5")
     finally:
         rank.kill()
         other.kill()

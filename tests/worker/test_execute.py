@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import skip_or_fail
 from tests.processes import ends_in_time
 from tests.waiting import wait_until
 
@@ -39,13 +40,19 @@ def process_of_a_job(
             process.kill()
 
 
-def execute(command: Sequence[str], *, pid: int | None, **variables: str) -> subprocess.Popen[str]:
+def execute(
+    command: Sequence[str],
+    *,
+    pid: int | None,
+    run_dir: str = "/home/user/runs/a",  # under another path here
+    **variables: str,
+) -> subprocess.Popen[str]:
     """Start the program as srun does."""
-    place = {"label": "3", "node": "n1", "variables": variables or {"RANK": "3"}, "pid": pid}
+    process = {"label": "3", "node": "n1", "variables": variables or {"RANK": "3"}, "pid": pid}
     request = {
-        "run_dir": "/home/user/runs/a",  # under another path here
+        "run_dir": run_dir,
         "by_node": False,
-        "places": [place],
+        "processes": [process],
         "command": list(command),
         "with_labels": False,
     }
@@ -104,6 +111,21 @@ def test_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
     assert (errors, code) == ("dtslurm: no-such-program: No such file or directory\n", 127)
 
 
+def test_task_of_another_array_is_never_taken(tmp_path: Path) -> None:
+    with process_of_a_job(tmp_path, RANK="3", DTSLURM_RUN_DIR=f"/runs/{tmp_path.name}/tasks/5"):
+        for name, code in ((tmp_path.name, 0), ("another", 3)):
+            assert (
+                output_of(execute(["true"], pid=None, run_dir=f"/home/user/runs/{name}/tasks/5"))[2] == code
+            )
+
+
+def test_command_runs_in_a_folder_that_was_deleted(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    with process_of_a_job(tmp_path, setup="cd scratch && rmdir ../scratch &&", RANK="3") as rank:
+        text, errors, code = output_of(execute(["printenv", "RANK"], pid=rank.pid))
+    assert (text, errors, code) == ("3\n", "", 0)
+
+
 NAMESPACES = {
     "as the user": ["unshare", "--user", "--map-root-user", "--mount"],
     "as root": ["unshare", "--mount"],
@@ -114,7 +136,7 @@ NAMESPACES = {
 def test_command_enters_the_container_of_the_process(tmp_path: Path, kind: str) -> None:
     prefix = NAMESPACES[kind]
     if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], check=False).returncode:
-        pytest.skip("this user may not create namespaces")
+        skip_or_fail("permission to create namespaces")
     (tmp_path / "inside").mkdir()
     setup = "mount -t tmpfs none inside && echo from the container >inside/file && cd inside &&"
     with process_of_a_job(tmp_path, prefix, setup, RANK="3") as rank:

@@ -87,7 +87,7 @@ def execute(
         write: receives the stdout and the stderr of the command as they arrive.
 
     Returns:
-        The exit code of the command; if it ran in several places, of the first one in which it failed.
+        The exit code of the command; if it ran several times, that of the first one that failed.
 
     Raises:
         RequestInvalid: the job does not run, or has no such part.
@@ -103,28 +103,28 @@ def execute(
         )
     if task is None and record.array is not None:
         task = status.job_id.rpartition("_")[2]
-    places = _choose_places(read_telemetry(context, record, RunPart(task=task)), target, name)
+    processes = _choose_processes(read_telemetry(context, record, RunPart(task=task)), target, name)
     cluster = context.cluster_of(record)
     if not command:
-        _check_shell(places, cluster.transport, name)
+        _check_shell(processes, cluster.transport, name)
     is_local = cluster.profile.scheduler == "local"
     request = {
         "run_dir": record.run_dir if task is None else f"{record.run_dir}/tasks/{task}",
         "by_node": not is_local,
-        "places": [place.as_json() for place in places],
+        "processes": [process.as_json() for process in processes],
         "command": list(command),
-        "with_labels": len(places) > 1 or target.all_ranks,
+        "with_labels": len(processes) > 1 or target.all_ranks,
     }
     argument = base64.b64encode(zlib.compress(json.dumps(request).encode(), 9)).decode()
     if len(argument) > _LONGEST:
         raise RequestInvalid(
-            [f"{len(places):,} ranks with this command are too much for one step of srun"],
+            [f"{len(processes):,} ranks with this command are too much for one step of srun"],
             hint="choose ranks with --rank",
         )
     program = inline_program(_PARTS, "sys.exit(module.main())")
     argv = run_with_any_python("dtslurm-exec", program, argument, [sys.executable] if is_local else [])
     if not is_local:
-        nodes = sorted({place.node for place in places})
+        nodes = sorted({process.node for process in processes})
         job = status.raw_id or status.job_id
         argv = commands.step_of_user(job, nodes, argv, with_terminal=not command)
     if not command:
@@ -132,10 +132,10 @@ def execute(
     return _run(cluster.transport, argv, write)
 
 
-def _check_shell(places: Sequence[_TargetProcess], transport: Transport, name: str) -> None:
+def _check_shell(processes: Sequence[_TargetProcess], transport: Transport, name: str) -> None:
     """Raise ``RequestInvalid`` if a shell cannot be opened there."""
     command = f"give a command: dtslurm exec {name} COMMAND"
-    if len(places) > 1:
+    if len(processes) > 1:
         raise RequestInvalid(["a shell runs in one place only"], hint="choose a rank with --rank")
     if not sys.stdin.isatty():
         raise RequestInvalid(["a shell needs a terminal"], hint=command)
@@ -145,7 +145,7 @@ def _check_shell(places: Sequence[_TargetProcess], transport: Transport, name: s
         )
 
 
-def _choose_places(telemetry: RunTelemetry, target: CommandTarget, name: str) -> list[_TargetProcess]:
+def _choose_processes(telemetry: RunTelemetry, target: CommandTarget, name: str) -> list[_TargetProcess]:
     """Return the processes in whose place the command runs, the lowest rank first.
 
     Raises:
@@ -196,7 +196,7 @@ def _choose_instances(telemetry: RunTelemetry, text: str, name: str) -> list[_Ta
         known = f" (roles: {', '.join(roles)})" if roles else ""
         suggestion = suggest_name(role_name, list(roles)) or known
         raise RequestInvalid([f"job {name} has no role {role_name!r} beside the main role{suggestion}"])
-    places = [
+    processes = [
         _TargetProcess(
             label=f"{role_name}/{instance.number}",
             node=instance.node.partition(",")[0],
@@ -205,9 +205,9 @@ def _choose_instances(telemetry: RunTelemetry, text: str, name: str) -> list[_Ta
         for instance in roles[role_name].instances
         if instance.state in _ALIVE and number in {"", str(instance.number)}
     ]
-    if not places:
+    if not processes:
         raise RequestInvalid([f"no instance of {text} in job {name} is running"])
-    return places
+    return processes
 
 
 def _run(transport: Transport, argv: Sequence[str], write: Write) -> int:
@@ -216,7 +216,7 @@ def _run(transport: Transport, argv: Sequence[str], write: Write) -> int:
         try:
             while not stream.ended:
                 out = stream.read(_POLL_S)
-                if NO_PYTHON.encode() in out:
+                if out.startswith(NO_PYTHON.encode()):
                     raise RequestInvalid(["the node has no Python 3.6 or later"])
                 write(out, _read_errors(stream))
         except CommandFailed as error:

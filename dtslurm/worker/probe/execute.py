@@ -16,7 +16,7 @@ import zlib
 from typing import IO, Any, Dict, List, Optional, Tuple
 
 from ..stacks import stacks
-from ..stacks.readers import PROC, environment_of
+from ..stacks.readers import PROC, environment_of, is_of_run
 
 GONE = 3  # exit code if the process has ended
 GRACE_S = 5.0  # between TERM and KILL
@@ -26,8 +26,8 @@ _WRITING = threading.Lock()
 def main() -> int:
     """Run the command of the request in the last argument; return its exit code."""
     request = json.loads(zlib.decompress(base64.b64decode(sys.argv[-1])).decode())
-    places = [place for place in request["places"] if is_here(place["node"], by_node=request["by_node"])]
-    found = [(place["label"], find_process(place, request["run_dir"])) for place in places]
+    wanted = [item for item in request["processes"] if is_here(item["node"], by_node=request["by_node"])]
+    found = [(item["label"], find_process(item, request["run_dir"])) for item in wanted]
     missing = [label for label, pid in found if pid is None]
     if missing or not found:
         sys.stderr.write("dtslurm: {} does not run any more\n".format(", ".join(missing) or "this part"))
@@ -44,58 +44,56 @@ def is_here(node: str, *, by_node: bool) -> bool:
     return not by_node or own.partition(".")[0] == node.partition(".")[0]
 
 
-def find_process(place: Dict[str, Any], run_dir: str) -> Optional[int]:
+def find_process(wanted: Dict[str, Any], run_dir: str) -> Optional[int]:
     """Return the process id of a rank or of an instance of a role on this node, None if it has ended.
 
     A container may have its own process ids, and another process may have been given that id since, so the
     environment identifies the process. Of several that match, the others are children of the oldest.
     """
-    pid = place["pid"]
-    if pid is not None and matches(environment_of(pid), place["variables"], run_dir):
+    pid = wanted["pid"]
+    if pid is not None and matches(environment_of(pid), wanted["variables"], run_dir):
         return int(pid)
     pids = [int(name) for name in os.listdir(PROC) if name.isdigit() and int(name) != os.getpid()]
-    found = [item for item in pids if matches(environment_of(item), place["variables"], run_dir)]
+    found = [item for item in pids if matches(environment_of(item), wanted["variables"], run_dir)]
     return min(found, key=stacks.started_at) if found else None
 
 
 def matches(env: Dict[str, str], variables: Dict[str, str], run_dir: str) -> bool:
     """Return whether an environment is that of a task of a run with these variables."""
-    own_run = os.path.basename(env.get("DTSLURM_RUN_DIR", ""))
-    if own_run != os.path.basename(run_dir) or "SLURM_PROCID" not in env:
+    if not is_of_run(env, run_dir) or "SLURM_PROCID" not in env:
         return False
     # Launcher single exports no RANK.
     return all(dict({"RANK": "0"}, **env).get(name) == value for name, value in variables.items())
 
 
-def words_in_place(pid: int, command: List[str]) -> List[str]:
-    """Return the command as it is started in the working directory and the container of a process."""
+def find_way(pid: int, command: List[str]) -> Tuple[List[str], str]:
+    """Return the words and the folder with which a command starts where a process is.
+
+    Raises:
+        OSError: the process is in a container that cannot be entered.
+    """
     own, theirs = ([_namespace(item, kind) for kind in ("mnt", "user")] for item in ("self", str(pid)))
     if own == theirs and os.path.realpath(os.path.join(PROC, str(pid), "root")) == "/":
-        return command
+        return command, os.path.join(PROC, str(pid), "cwd")  # also if the folder was deleted or moved
     nsenter = shutil.which("nsenter")
     if nsenter is None:
         raise OSError("this node has no nsenter, which enters the container (package util-linux)")
     words = [nsenter, "--target", str(pid), "--mount", "--root", "--wd"]
     if own[1] != theirs[1]:
         words += ["--user", "--preserve-credentials"]
-    return [*words, "--", *command]
+    return [*words, "--", *command], "/"
 
 
 def _namespace(pid: str, kind: str) -> str:
     return os.readlink(os.path.join(PROC, pid, "ns", kind))
 
 
-def folder_of(pid: int) -> str:
-    """Return the working directory of a process as this program may enter it."""
-    folder = os.path.join(PROC, str(pid), "cwd")
-    return folder if os.path.isdir(folder) else "/"
-
-
 def enter(pid: int) -> int:
     """Become a shell in the place of a process."""
     env = dict(environment_of(pid), TERM=os.environ.get("TERM", "dumb"))
-    words = words_in_place(pid, ["/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh"])
-    os.chdir(os.path.realpath(folder_of(pid)) if words[0] == "/bin/sh" else "/")
+    shell = ["/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh"]
+    words, folder = find_way(pid, shell)
+    os.chdir(folder)
     os.execvpe(words[0], words, env)  # noqa: S606 - this process becomes the shell
 
 
@@ -133,12 +131,12 @@ def start(command: List[str], pid: int, *, with_pipes: bool) -> Any:
     Raises:
         OSError: it cannot be started.
     """
-    words = words_in_place(pid, command)
+    words, folder = find_way(pid, command)
     output = subprocess.PIPE if with_pipes else None
     return subprocess.Popen(
         words,
         env=environment_of(pid),
-        cwd=os.path.realpath(folder_of(pid)) if words is command else "/",
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

@@ -16,7 +16,7 @@ import zlib
 from typing import Any, Dict, List, Optional
 
 from . import stacks
-from .readers import PROC, environment_of
+from .readers import PROC, environment_of, is_of_run
 
 MARK = "dtslurm-live"
 PIECE = 700  # characters of the payload in one line
@@ -99,6 +99,4 @@ def process_of(rank: int, pid: int, run_dir: str) -> Optional[int]:
 
 def is_rank(env: Dict[str, str], rank: int, run_dir: str) -> bool:
     """Return whether an environment belongs to a rank of this run."""
-    return env.get("RANK") == str(rank) and os.path.basename(
-        env.get("DTSLURM_RUN_DIR", "")
-    ) == os.path.basename(run_dir)
+    return env.get("RANK") == str(rank) and is_of_run(env, run_dir)

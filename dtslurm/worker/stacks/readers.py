@@ -56,6 +56,20 @@ def environment_of(pid: int) -> Dict[str, str]:
     return {name: value for name, separator, value in pairs if separator}
 
 
+def is_of_run(env: Dict[str, str], run_dir: str) -> bool:
+    """Return whether an environment belongs to a run, or to a task of an array run.
+
+    The folder of all runs may have another path on this node.
+    """
+    return _own_path(env.get("DTSLURM_RUN_DIR", "")) == _own_path(run_dir)
+
+
+def _own_path(run_dir: str) -> List[str]:
+    """Return the end of a run directory's path that no other run has: NAME, or NAME/tasks/NUMBER."""
+    names = run_dir.rstrip("/").split("/")
+    return names[-3:] if names[-2:-1] == ["tasks"] else names[-1:]
+
+
 def py_spy(pid: int) -> Optional[str]:
     """Return the path of a py-spy for this process, the one in the process's own environment first."""
     env = environment_of(pid)
