@@ -130,7 +130,7 @@ def test_health_check_ends_a_hanging_srun(tmp_path: Path) -> None:
     [
         ([report("n1"), report("n2")], {}, "all nodes passed the checks"),
         ([report("n1")], {}, "all nodes passed the checks"),  # fewer than needed, but none is bad
-        ([report("n1", "a"), report("n2", "b"), report("n3")], {"node_count": 1}, "n1, n2 is excluded"),
+        ([report("n1", "a"), report("n2", "b"), report("n3")], {"node_count": 1}, "n1, n2 are excluded"),
         ([report("n1", "a"), report("n2", "b")], {}, "no node is left to replace n1, n2"),
         ([report("n1"), report("n2", "a")], {"requeues": 2}, "no node is left to replace n2"),
         (
@@ -171,7 +171,7 @@ def test_node_that_was_healthy_before_is_replaced() -> None:
     assert choice([report("n1"), report("n2", "a")], (report("n2"), report("n1", "b"))) == ("requeue", ["n2"])
     reports, earlier = [report("n3", "a"), report("n2", "b")], [report("n2", "c"), report("n3", "d")]
     decision = decide(reports, earlier, 0, 2, True)
-    assert decision.reason == "n2, n3 failed the checks before, and Slurm allocated it again"
+    assert decision.reason == "n2, n3 failed the checks before, and Slurm allocated them again"
     assert decision.exclude == ["n3", "n2"]
 
 

@@ -199,7 +199,9 @@ def decide(
     if len(reports) - len(bad) >= node_count or not bad:
         return Decision(
             "go",
-            "{} is excluded".format(", ".join(names)) if names else "all nodes passed the checks",
+            "{} {} excluded".format(", ".join(names), "are" if len(names) > 1 else "is")
+            if names
+            else "all nodes passed the checks",
             names,
         )
     common_fault = _find_common_fault([*earlier_reports, *reports])
@@ -208,8 +210,9 @@ def decide(
         return Decision("stop", text.format(common_fault["check"], common_fault["evidence"]), [])
     found_again = sorted(set(names) & {report.node for report in earlier_reports if not report.ok})
     if found_again:
-        text = "{} failed the checks before, and Slurm allocated it again".format(", ".join(found_again))
-        return Decision("stop", text, names)
+        text = "{} failed the checks before, and Slurm allocated {} again"
+        found = text.format(", ".join(found_again), "them" if len(found_again) > 1 else "it")
+        return Decision("stop", found, names)
     if requeues >= REQUEUES:
         return Decision(
             "stop", "bad nodes were excluded {} times, and other nodes are bad too".format(requeues), names
