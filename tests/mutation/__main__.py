@@ -139,6 +139,8 @@ def check_mutant(package: str, mutant: Any) -> dict[str, Any]:
     if not tests:
         return {**row, "outcome": "no test of its own", "diff": ""}
     words = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider", "-m", "not slurm and not slow"]
+    # Python would take the bytecode of another mutant of the same size and second for that of this one.
+    shutil.rmtree(mutant.module_path.parent / "__pycache__", ignore_errors=True)
     result = mutate_and_test([mutant], shlex.join([*words, *tests]), TIME_LIMIT_S)
     outcome = str(result.test_outcome.value if result.test_outcome else result.worker_outcome.value)
     print(f"{package} {mutant.module_path}:{mutant.start_pos[0]} {outcome}", flush=True)
