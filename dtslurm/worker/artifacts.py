@@ -109,7 +109,7 @@ def measure(path: str, checksum: bool, end: float = math.inf) -> Dict[str, Any]:
     by path.
 
     Raises:
-        Late: the checksum is not complete at ``end`` (monotonic clock).
+        DeadlinePassed: the checksum is not complete at ``end`` (monotonic clock).
     """
     size, count, digests = 0, 0, []
     for full, status in files_of(path):
@@ -129,7 +129,7 @@ def digest_of(path: str, end: float = math.inf) -> str:
     """Return a file's SHA-256.
 
     Raises:
-        Late: hashing is not complete at ``end`` (monotonic clock).
+        DeadlinePassed: hashing is not complete at ``end`` (monotonic clock).
     """
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
