@@ -44,17 +44,17 @@ def is_here(node: str, *, by_node: bool) -> bool:
     return not by_node or own.partition(".")[0] == node.partition(".")[0]
 
 
-def find_process(wanted: Dict[str, Any], run_dir: str) -> Optional[int]:
+def find_process(target: Dict[str, Any], run_dir: str) -> Optional[int]:
     """Return the process id of a rank or of an instance of a role on this node, None if it has ended.
 
     A container may have its own process ids, and another process may have been given that id since, so the
     environment identifies the process. Of several that match, the others are children of the oldest.
     """
-    pid = wanted["pid"]
-    if pid is not None and matches(environment_of(pid), wanted["variables"], run_dir):
+    pid = target["pid"]
+    if pid is not None and matches(environment_of(pid), target["variables"], run_dir):
         return int(pid)
     pids = [int(name) for name in os.listdir(PROC) if name.isdigit() and int(name) != os.getpid()]
-    found = [item for item in pids if matches(environment_of(item), wanted["variables"], run_dir)]
+    found = [item for item in pids if matches(environment_of(item), target["variables"], run_dir)]
     return min(found, key=stacks.started_at) if found else None
 
 
