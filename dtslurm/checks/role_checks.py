@@ -1,12 +1,15 @@
-"""Check the roles of a run against its job: GPUs and secrets. Pure functions."""
+"""Check the roles of a run against its job and the cluster: GPUs, secrets and partitions. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.jobs.components import count_gpus_of_node, find_component_destination
+from dtslurm.model.jobs.destination import Destination, find_partitions_of_type, may_have, split_names
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.jobs.roles import Roles, RoleSpec
-from dtslurm.suggestions import suggest_name
+from dtslurm.suggestions import list_nearest, suggest_name
 
 
 def find_unknown_secrets(spec: JobSpec) -> Iterator[str]:
@@ -20,14 +23,72 @@ def find_unknown_secrets(spec: JobSpec) -> Iterator[str]:
                 yield f"roles.{role.name}.secrets: the job has no secret {name}{fix}"
 
 
-def find_gpu_conflicts(spec: JobSpec, layout: TaskLayout) -> Iterator[str]:
+def find_component_conflicts(spec: JobSpec, profile: ClusterProfile) -> Iterator[str]:
+    """Yield a problem for each role whose partition or node type the cluster or the job does not allow."""
+    roles = spec.roles.components if spec.roles is not None else ()
+    if roles and spec.array is not None:
+        yield (
+            f"roles.{roles[0].name}: Slurm has no arrays of heterogeneous jobs; remove its partition and "
+            "node_type, or the array"
+        )
+    for role in roles:
+        if profile.scheduler == "local":
+            key = "partition" if role.options.partition else "node_type"
+            yield f"roles.{role.name}.{key}: cluster {profile.name} has no partitions; remove {key}"
+        else:
+            yield from _find_destination_conflicts(role, spec, profile)
+
+
+def _find_destination_conflicts(role: RoleSpec, spec: JobSpec, profile: ClusterProfile) -> Iterator[str]:
+    options, known_partitions = role.options, profile.slurm.partitions
+    prefix = f"roles.{role.name}"
+    destination = find_component_destination(role, profile)
+    partition, limits = destination.partition, destination.limits
+    names = split_names(options.partition) if known_partitions else []
+    if unknown_names := [name for name in names if name not in known_partitions]:
+        for name in unknown_names:
+            yield (
+                f"{prefix}.partition {name!r}: cluster {profile.name} has no such partition"
+                f"{suggest_name(name, known_partitions)} (there are: {list_nearest(name, known_partitions)})"
+            )
+    elif options.node_type is not None and options.node_type not in profile.node_types:
+        nearest_types = list_nearest(options.node_type, profile.node_types)
+        problem = f"cluster {profile.name} has no such type ({nearest_types})"
+        yield f"{prefix}.node_type {options.node_type}: {problem}"
+    elif options.node_type and partition and not may_have(partition, options.node_type, profile):
+        homes = find_partitions_of_type(options.node_type, profile)
+        hint = f"; give partition: {homes[0]}" if homes else ""
+        yield f"{prefix}.node_type: partition {partition} has no {options.node_type} nodes{hint}"
+    elif problem := _find_unknown_gpus(role, destination, profile):
+        yield f"{prefix}.{problem}"
+    max_time, time = limits.max_time or profile.slurm.max_time, spec.resources.time
+    if time is not None and max_time is not None and time > max_time:
+        yield f"--time {time}: partition {partition} of the role {role.name} allows at most {max_time}"
+    if limits.max_nodes is not None and role.nodes > limits.max_nodes:
+        yield f"{prefix}.nodes {role.nodes}: partition {partition} allows at most {limits.max_nodes}"
+
+
+def _find_unknown_gpus(role: RoleSpec, destination: Destination, profile: ClusterProfile) -> str:
+    has_gpu_nodes = any(node.gpus for node in profile.node_types.values())
+    if destination.node is not None or role.options.gpus is not None or not has_gpu_nodes:
+        return ""
+    if role.options.nodes_per_instance > 1:
+        return f"node_type: the profile does not state the nodes of {destination.partition}; give node_type"
+    return (
+        f"gpus: the profile does not state the GPUs of a node of {destination.partition}; give the GPUs of "
+        "an instance, 0 if it needs none, or node_type"
+    )
+
+
+def find_gpu_conflicts(spec: JobSpec, layout: TaskLayout, profile: ClusterProfile) -> Iterator[str]:
     """Yield a problem for each role that needs more GPUs than its nodes have, or than others there leave."""
     if spec.roles is None:
         return
     yield from _find_conflicts_beside_ranks(spec.roles, layout)
     for role in spec.roles.others:
         if not role.on:
-            yield from _find_conflicts_on(role, spec.roles, layout)
+            gpus_per_node = count_gpus_of_node(role, spec.roles, layout, profile)
+            yield from _find_conflicts_on(role, spec.roles, layout, gpus_per_node)
 
 
 def _find_conflicts_beside_ranks(roles: Roles, layout: TaskLayout) -> Iterator[str]:
@@ -41,9 +102,12 @@ def _find_conflicts_beside_ranks(roles: Roles, layout: TaskLayout) -> Iterator[s
         )
 
 
-def _find_conflicts_on(role: RoleSpec, roles: Roles, layout: TaskLayout) -> Iterator[str]:
-    """Yield a problem if the nodes of a role have too few GPUs for it, and the roles that share them."""
-    total = layout.gpus_per_node
+def _find_conflicts_on(role: RoleSpec, roles: Roles, layout: TaskLayout, total: int) -> Iterator[str]:
+    """Yield a problem if the nodes of a role have too few GPUs for it, and the roles that share them.
+
+    Args:
+        total: the GPUs of each of these nodes.
+    """
     per_node = roles.instances_per_node(role, layout.nodes)
     gpus = roles.gpus_per_instance(role, layout.nodes, total)
     names, requested = _sum_guests(role.name, roles, layout)

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.cluster import ClusterProfile, NodeType
+from dtslurm.model.jobs.components import count_gpus_of_node, find_component_destination
 from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.jobs.sbatch import split_option
@@ -107,7 +108,7 @@ def build(
     lines.set("nodes", layout.nodes + spec.extra_nodes)
     lines.set("ntasks-per-node", tasks_per_node)
     lines.set_if("cpus-per-task", cpus_per_task(layout, tasks_per_node))
-    _set_gpus(lines, profile, layout, node.gpus.slurm_type if node and node.gpus else None)
+    _set_gpus(lines, profile, layout.gpus_per_node, node)
     if slurm_rules.mem != "forbidden" and not passes(spec, *MEMORY_PER):
         lines.set_if("mem", layout.mem)
     lines.set_if("time", layout.time)
@@ -131,6 +132,35 @@ def build(
         if not says_the_same(option, layout):
             _add_extra_option(lines, *split_option(option))
     return lines
+
+
+def build_components(
+    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, end_options: Sequence[str]
+) -> str:
+    """Return the lines of the further components of a heterogeneous job; empty if there are none.
+
+    A component has whole nodes, for one role. Slurm applies the job's name, time limit, signal and excluded
+    nodes to all components, and its memory, which is replaced here. It does not apply its constraint, GPUs,
+    CPUs and ``--exclusive`` (seen with Slurm 22.05).
+    """
+    texts = []
+    for role in spec.roles.components if spec.roles is not None else ():
+        destination = find_component_destination(role, profile)
+        lines = Directives()
+        lines.set_if("partition", destination.partition)
+        lines.set_if("qos", destination.qos)
+        lines.set_if("constraint", destination.constraint)
+        lines.set("nodes", role.nodes)
+        lines.set("ntasks-per-node", 1)
+        gpus = count_gpus_of_node(role, spec.roles, layout, profile) if spec.roles is not None else 0
+        _set_gpus(lines, profile, gpus, destination.node)
+        if profile.slurm.mem != "forbidden":
+            lines.set("mem", 0)
+        lines.set("exclusive")
+        for name in end_options:
+            lines.set(name)
+        texts += [f"#SBATCH hetjob # the nodes of the role {role.name}", lines.text()]
+    return "\n".join(texts)
 
 
 def passes(spec: JobSpec, *names: str) -> bool:
@@ -184,8 +214,8 @@ def cpus_per_task(layout: TaskLayout, tasks_per_node: int) -> int | None:
     return ranks_per_task if ranks_per_task > 1 and not layout.gpus_per_node else None
 
 
-def _set_gpus(lines: Directives, profile: ClusterProfile, layout: TaskLayout, slurm_type: str | None) -> None:
-    count, request_form = layout.gpus_per_node, profile.slurm.gpu_request
+def _set_gpus(lines: Directives, profile: ClusterProfile, count: int, node: NodeType | None) -> None:
+    request_form, slurm_type = profile.slurm.gpu_request, node.gpus.slurm_type if node and node.gpus else None
     if not count:
         return
     gres_value = f"{slurm_type}:{count}" if request_form.endswith("typed") and slurm_type else str(count)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.jobs.components import count_gpus_of_node
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.jobs.roles import Roles, RoleSpec, port_variable, quote_with_references
 from dtslurm.model.shell import RawShell
@@ -41,6 +42,8 @@ def role_files(
             "--ntasks-per-node=1",
             RawShell('--nodelist="$1"'),
         ]
+        if spec.roles is not None and (component := spec.roles.component_of(role)):
+            srun.append(f"--het-group={component}")
         if count > 1:
             # Only srun writes the log: several nodes cannot append to one file of a network file system.
             srun += ["--kill-on-bad-exit=1", "--open-mode=append", RawShell('--output="$DTSLURM_ROLE_LOG"')]
@@ -88,13 +91,15 @@ def roles_plan(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout) -> di
         "schema": 1,
         "main": spec.roles.main,
         "main_after": spec.roles.after,
-        "gpus_per_node": layout.gpus_per_node,
         "gpus_of_ranks": min(layout.ranks_per_node, layout.gpus_per_node),
-        "roles": [_describe_role(role, spec.roles, layout) for role in spec.roles.others],
+        "roles": [
+            _describe_role(role, spec.roles, layout, count_gpus_of_node(role, spec.roles, layout, profile))
+            for role in spec.roles.others
+        ],
     }
 
 
-def _describe_role(role: RoleSpec, roles: Roles, layout: TaskLayout) -> dict[str, object]:
+def _describe_role(role: RoleSpec, roles: Roles, layout: TaskLayout, gpus_per_node: int) -> dict[str, object]:
     options, ready = role.options, role.ready
     return {
         "name": role.name,
@@ -103,7 +108,9 @@ def _describe_role(role: RoleSpec, roles: Roles, layout: TaskLayout) -> dict[str
         "instances": role.instances,
         "nodes_per_instance": options.nodes_per_instance,
         "per_node": options.instances is None and (role.nodes > 0 or options.per is not None),
-        "gpus": roles.gpus_per_instance(role, layout.nodes, layout.gpus_per_node),
+        "component": roles.component_of(role),
+        "gpus_per_node": gpus_per_node,
+        "gpus": roles.gpus_per_instance(role, layout.nodes, gpus_per_node),
         "ports": role.ports,
         "http": ready.http,
         "tcp": ready.tcp is not None,

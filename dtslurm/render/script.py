@@ -16,7 +16,7 @@ from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.jobs.roles import has_references, quote_with_references
 from dtslurm.model.shell import RawShell, join, quote_with_job_values, quote_with_variables
 from dtslurm.model.values import dataclass
-from dtslurm.render.directives import Directives, build, cpus_per_task
+from dtslurm.render.directives import Directives, build, build_components, cpus_per_task
 from dtslurm.render.engine import Engine, Templates, engine_of
 from dtslurm.render.inside import ContainerParts, container_entry, spec_of_role
 from dtslurm.render.output_paths import fill_in_pattern
@@ -84,14 +84,8 @@ def render(
     launcher = launcher.chosen(spec)
     tasks_per_node = launcher.tasks_per_node(layout)
     shrinks = spec.supervised and launcher.least_nodes(spec, layout) < layout.nodes
-    directives = build(
-        spec,
-        profile,
-        layout,
-        tasks_per_node,
-        run_place.output,
-        _choose_end_options(spec, profile, launcher, shrinks=shrinks),
-    )
+    end_options = _choose_end_options(spec, profile, launcher, shrinks=shrinks)
+    directives = build(spec, profile, layout, tasks_per_node, run_place.output, end_options)
     engine = engine_of(site.templates)
     environment = _environment_values(spec, profile, layout, launcher)
     addressed = _variables_of_addresses(spec)
@@ -126,6 +120,7 @@ def render(
         **environment,
         **container.values(),
         "directives": RawShell(directives.text()),
+        "components": RawShell(build_components(spec, profile, layout, end_options)),
         "export_none": "export" in directives and "--export=NONE" in directives.text(),
         "srun": RawShell(wrap((*srun, *container.words(), "bash", RawShell('"$DTSLURM_RUN_DIR/task.sh"')))),
         "srun_cpus": "cpus-per-task" in directives,

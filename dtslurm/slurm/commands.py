@@ -163,10 +163,16 @@ def release(job_ids: Sequence[str]) -> list[str]:
     return ["scontrol", "release", ",".join(job_ids)]
 
 
+def _within(job_id: str) -> list[str]:
+    """Return the options of srun for a step in a job, or in a component of a heterogeneous one (``12+1``)."""
+    leader, _, component = job_id.partition("+")
+    return [f"--jobid={leader}", *([f"--het-group={component}"] if component not in {"", "0"} else [])]
+
+
 def shell(job_id: str, node: str) -> list[str]:
     """Return the command that opens a shell in a running job on one node (``--overlap``: since 20.11)."""
     return [
-        "srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0",
+        "srun", *_within(job_id), "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0",
         "--pty", "bash", "-l",
     ]  # fmt: skip
 
@@ -180,7 +186,7 @@ def step_of_user(
     start soon, as with an earlier Slurm whose GPUs the ranks use, it fails instead of waiting for the ranks.
     """
     return [
-        "srun", f"--jobid={job_id}", "--job-name=dtslurm-exec", f"--nodes={len(nodes)}",
+        "srun", *_within(job_id), "--job-name=dtslurm-exec", f"--nodes={len(nodes)}",
         f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}", "--overlap",
         "--mem=0", "--cpu-bind=none", "--mpi=none", "--immediate=20", "--kill-on-bad-exit=0", "--wait=0",
         "--chdir=/", *(["--pty"] if with_terminal else []), *command,

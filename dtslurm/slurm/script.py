@@ -17,7 +17,8 @@ def mpi_types(script: str) -> set[str]:
 def options(script: str) -> dict[str, str]:
     """Return the options in a script's ``#SBATCH`` lines.
 
-    A later line overrides an earlier one; lines after the first command are ignored.
+    A later line overrides an earlier one; lines after the first command are ignored. Of a heterogeneous job,
+    the options are those of its first component.
     """
     values: dict[str, str] = {}
     for line in script.split("\n"):
@@ -26,6 +27,8 @@ def options(script: str) -> dict[str, str]:
                 words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
             except ValueError:  # an unclosed quote: sbatch reports it
                 continue
+            if words == ["hetjob"]:
+                break
             _collect_options(words, values)
         elif line.strip() and not line.lstrip().startswith("#"):
             break

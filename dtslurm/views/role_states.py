@@ -12,6 +12,7 @@ FILE = "roles.json"
 _STATES = {"waiting", "starting", "ready", "unresponsive", "ended", "failed", "removed"}
 _MOST = 10_000  # instances of a role
 _MAX_TEXT = 200
+_MOST_COMPONENTS = 128  # of a heterogeneous job in Slurm
 _LOADS = ("running", "waiting", "requests_per_s")
 
 
@@ -22,7 +23,14 @@ def parse_roles(roles: Any) -> tuple[RoleState, ...]:
         if isinstance(values, dict) and isinstance(name := values.get("name"), str) and NAME.fullmatch(name):
             instances = values.get("instances")
             entries = instances[:_MOST] if isinstance(instances, list) else []
-            states.append(RoleState(name=name, instances=tuple(filter(None, map(_read_instance, entries)))))
+            component = whole_number(values.get("component")) or 0
+            states.append(
+                RoleState(
+                    name=name,
+                    instances=tuple(filter(None, map(_read_instance, entries))),
+                    component=component if 0 <= component < _MOST_COMPONENTS else 0,
+                )
+            )
     return tuple(states)
 
 

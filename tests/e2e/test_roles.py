@@ -205,6 +205,50 @@ def test_roles_are_shown_and_can_be_scaled(cli: Cli) -> None:
     assert "rollout: ended" in cli("status", job).stdout
 
 
+@ON_SLURM
+def test_role_in_another_partition_is_a_component_of_a_heterogeneous_job(
+    cli: Cli, slurm_lab: SlurmLab
+) -> None:
+    keys = "partition: short, gpus: 0, restarts: 1"
+    job, run = start(cli, write_job(cli, "wait.py", WAITER, keys=keys))
+    log = run.path / "logs/0/rank-0.log"
+    cli.wait_until(lambda: log.exists() and "args" in log.read_text())
+    components = slurm_lab.run(["squeue", "--noheader", "--format=%i %P %N", f"--jobs={job}"]).stdout.split()
+    assert sorted(components[::3]) == [f"{job}+0", f"{job}+1"]
+    assert sorted(components[1::3]) == ["main", "short"]
+    server = address(run, "rollout-0")
+    assert f"args http://{server['host']}:{server['ports']['http']}\n" in log.read_text()
+    assert components[components.index("short") + 1] == server["node"]
+    printed = cli("exec", job, "--role", "rollout/0", "printenv", "SLURM_JOB_PARTITION").stdout
+    assert printed == "short\n"
+    status = cli("status", job).stdout
+    assert "2 parts" in status
+    assert f"rollout: 1 of 1 ready on {server['node']}" in " ".join(status.split())
+    os.kill(server["pid"], signal.SIGKILL)
+    ready = wait_for_events(cli, run, "role_ready", 2)[1]
+    assert (ready["node"], ready["start"]) == (server["node"], 1)
+    os.kill(address(run, "rollout-0", 1)["pid"], signal.SIGKILL)
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "FAILED"
+    assert events_of(run, "role_failed")[0]["reason"] == "its restarts are used up (1)"
+    assert "of role rollout on" in cli("diagnose", job).stdout
+
+
+@ON_SLURM
+def test_components_of_a_heterogeneous_job_are_requeued_and_cancelled_together(
+    cli: Cli, slurm_lab: SlurmLab
+) -> None:
+    keys = "partition: short, gpus: 0"
+    job_file = write_job(cli, "wait.py", WAITER, keys=keys)
+    job, run = start(cli, "--max-restarts", "1", job_file)
+    cli.wait_until((run.path / "logs/0/rank-0.log").exists)
+    slurm_lab.run(["scontrol", "requeue", job])
+    cli.wait_until((run.path / "logs/1/rank-0.log").exists, 120)
+    assert address(run, "rollout-0", 1)["ports"]["http"]
+    cli("cancel", job)
+    assert {item["state"] for item in cli.wait_for_end(job)["statuses"]} == {"CANCELLED"}
+    cli.wait_until(lambda: not slurm_lab.run(["squeue", "--noheader", f"--jobs={job}"]).stdout.strip())
+
+
 @WITHOUT_SSH
 def test_f92_stopped_server_is_noticed_and_end_of_the_trainer_frees_the_nodes(cli: Cli) -> None:
     job, run = start(cli, write_job(cli, "wait.py", WAITER))

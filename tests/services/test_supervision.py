@@ -107,7 +107,7 @@ def test_the_expectations_of_the_health_check_come_from_the_profile(tmp_path: Pa
         script="train.py", cluster="a100x8-ib", nodes=2, time="10", account="a", launcher="torchrun"
     )
     made = prepare(Context(cwd=tmp_path), replace(request, health_check=True), standalone=True)
-    [data] = supervision.health_file(made.submission, made.cluster.profile).values()
+    [data] = supervision.health_files(made.submission, made.cluster.profile).values()
     document = json.loads(data)
     assert (document["gpus"], document["vendor"], document["intra_node"]) == (8, "nvidia", "nvswitch")
     assert (document["rdma"], document["nic_count"], document["rate_gbps"]) == (True, 8, 200)
@@ -116,5 +116,5 @@ def test_the_expectations_of_the_health_check_come_from_the_profile(tmp_path: Pa
     off = prepare(
         Context(cwd=tmp_path), replace(request, max_restarts=1, health_check=False), standalone=True
     )
-    assert supervision.health_file(off.submission, off.cluster.profile) == {}
+    assert supervision.health_files(off.submission, off.cluster.profile) == {}
     assert "--health-check" not in off.submission.script

@@ -14,16 +14,24 @@ import pytest
 from dtslurm.worker.preflight import network
 from dtslurm.worker.preflight.findings import finding
 from dtslurm.worker.supervisor import health
-from dtslurm.worker.supervisor.health import HealthReport, Report, decide, judge_nodes
+from dtslurm.worker.supervisor.health import HealthReport, Report, are_enough, decide, judge_nodes
+from dtslurm.worker.supervisor.restart_policy import Decision
 
 
 def report(node: str, *bad: str) -> Report:
     return Report(node, not bad, [finding(check, "bad", f"{check} is broken") for check in bad])
 
 
+def decide_for(
+    reports: list[Report], before: tuple[Report, ...] = (), *, node_count: int = 2, **more: Any
+) -> Decision:
+    """Return the decision for a job of one component that needs ``node_count`` of its nodes."""
+    suffices = are_enough(reports, [[item.node for item in reports]], [node_count])
+    return decide(reports, before, **{"requeues": 0, "may_requeue": True, "are_enough": suffices, **more})
+
+
 def choice(reports: list[Report], before: tuple[Report, ...] = (), **more: Any) -> tuple[str, list[str]]:
-    values: dict[str, Any] = {"requeues": 0, "node_count": 2, "may_requeue": True, **more}
-    decision = decide(reports, before, **values)
+    decision = decide_for(reports, before, **more)
     assert decision.reason
     return decision.action, list(decision.exclude)
 
@@ -65,7 +73,7 @@ def test_health_decision_requeues_the_job_without_bad_nodes_when_too_few_are_hea
 def test_health_decision_stop_states_the_reason(
     reports: list[Report], before: tuple[Report, ...], more: dict[str, Any], words: str
 ) -> None:
-    decision = decide(reports, before, **{"requeues": 0, "node_count": 2, "may_requeue": True, **more})
+    decision = decide_for(reports, before, **more)
     assert decision.action == "stop"
     assert words in decision.reason
 
@@ -146,7 +154,7 @@ def test_health_check_ends_a_hanging_srun(tmp_path: Path) -> None:
     ],
 )
 def test_health_decision_states_its_reason(reports: list[Report], more: dict[str, Any], reason: str) -> None:
-    decision = decide(reports, [], **{"requeues": 0, "node_count": 2, "may_requeue": True, **more})
+    decision = decide_for(reports, **more)
     assert decision.reason == reason
 
 
@@ -170,7 +178,7 @@ def test_fault_of_a_single_node_is_common_only_if_a_python_module_is_missing(
 def test_node_that_was_healthy_before_is_replaced() -> None:
     assert choice([report("n1"), report("n2", "a")], (report("n2"), report("n1", "b"))) == ("requeue", ["n2"])
     reports, earlier = [report("n3", "a"), report("n2", "b")], [report("n2", "c"), report("n3", "d")]
-    decision = decide(reports, earlier, 0, 2, True)
+    decision = decide(reports, earlier, 0, True, are_enough=False)
     assert decision.reason == "n2, n3 failed the checks before, and Slurm allocated them again"
     assert decision.exclude == ["n3", "n2"]
 

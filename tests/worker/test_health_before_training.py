@@ -16,6 +16,7 @@ from dtslurm.worker.supervisor.main import Supervisor
 from tests.worker.conftest import slurm_requests
 from tests.worker.test_supervisor_races import ASKED, RUNNING, Clock
 
+NODES = ["n1", "n2", "n3"]
 SRUN = """\
 #!/bin/sh
 echo "srun $@" >>{folder}/srun.asked
@@ -32,7 +33,7 @@ def keeper(site: Path) -> Supervisor:
     (site / "state").write_text(RUNNING)
     (site / "health.json").write_text(json.dumps({"srun_options": ["--container-image=x"], "gpus": 0}))
     supervisor = Supervisor([*ASKED, "--health-check"])
-    supervisor.top, supervisor.nodes = str(site), ["n1", "n2", "n3"]
+    supervisor.top, supervisor.nodes, supervisor.components = str(site), NODES, [NODES]
     lease.take(str(site), 0)
     return supervisor
 
@@ -201,7 +202,7 @@ def test_decision_counts_the_nodes_of_roles_and_the_requeues_because_of_bad_node
         keeper.ledger.event("decision", action="requeue", cause="health")
     keeper.ledger.event("decision", 0, action="requeue", cause="preempted")
     if roles:
-        plan: Any = SimpleNamespace(roles=[SimpleNamespace(nodes=nodes) for nodes in roles])
+        plan: Any = SimpleNamespace(roles=[SimpleNamespace(nodes=nodes, component=0) for nodes in roles])
         keeper.roles = SimpleNamespace(plan=plan)  # type: ignore[assignment]
     monkeypatch.setattr(keeper, "onward", lambda _holder: True)
     assert health.before_training(keeper) == (None if action == "go" else health.EXIT_CODE)
@@ -221,6 +222,7 @@ def test_clock_of_only_the_first_node_is_compared_with_the_controllers(
 ) -> None:
     write_findings(site, n1=(), n2=("disk:unknown",), n3=())
     keeper.nodes = ["n3", "n1", "n2"]
+    keeper.components = [keeper.nodes]
     monkeypatch.setattr(slurm, "clock_skew", lambda: skew)
     assert health.before_training(keeper) is None
     events = keeper.ledger.events("health")

@@ -306,6 +306,18 @@ def test_forced_end_cancels_the_step_of_slurm(
     assert calls == ([(["scancel", "--signal=KILL", "71.3"], 5.0)] if is_cancelled else [])
 
 
+def test_forced_end_of_an_instance_in_a_component_cancels_the_step_of_that_component(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(slurm, "call", lambda words, _patience_s: calls.append(words))
+    monkeypatch.setenv("SLURM_JOB_ID_HET_GROUP_2", "73")
+    instance.role = instance.role._replace(component=2)
+    record(instance, "address.json", {"host": "n3", "ports": {}, "step": "71.3"})
+    instance.kill()
+    assert calls == [["scancel", "--signal=KILL", "73.3"]]
+
+
 def test_description_rounds_times_and_has_a_known_load(instance: Instance) -> None:
     instance.started_at, instance.load = 7.25001, {"waiting": 2.0}
     instance.set_state(instances.READY)

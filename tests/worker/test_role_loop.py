@@ -124,7 +124,7 @@ def test_takeover_restores_the_instances_that_were_started(tmp_path: Path) -> No
         (WAITING, "", -1), (UNRESPONSIVE, "n4", 0), (WAITING, "", -1), (FAILED, "n5", 0),
     ]  # fmt: skip
     assert [item.slot for item in second.instances["rollout"]] == [0, 1, 2, 3]
-    assert second.nodes["rollout"] == ["n4", "5"]
+    assert second.placement.nodes["rollout"] == ["n4", "5"]
 
 
 @pytest.mark.parametrize("number", [-1, monitor.MAX_INSTANCES, "1", None])
@@ -135,7 +135,7 @@ def test_takeover_skips_an_instance_without_a_valid_number(tmp_path: Path, numbe
     )
     second = site.resume()
     assert [item.state for item in second.instances["rollout"]] == [STARTING]
-    assert second.nodes["rollout"] == ["n3"]
+    assert second.placement.nodes["rollout"] == ["n3"]
 
 
 def test_takeover_skips_a_role_that_the_plan_lacks(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_takeover_skips_a_role_that_the_plan_lacks(tmp_path: Path) -> None:
     (tmp_path / "roles.json").write_text(json.dumps({"roles": [unknown, known, {"name": "rollout"}]}))
     second = site.resume()
     assert [item.start for item in second.instances["rollout"]] == [2]
-    assert sorted(second.nodes) == ["rollout", "trainer"]
+    assert sorted(second.placement.nodes) == ["rollout", "trainer"]
 
 
 def test_state_of_a_running_monitor_is_taken_over(tmp_path: Path) -> None:
@@ -762,7 +762,10 @@ def test_state_is_written_when_it_changes_and_twice_a_minute(tmp_path: Path, clo
     assert json.loads(path.read_text()) == {
         "schema": 1, "main": "trainer", "time": 1031.0,
         "roles": [
-            {"name": "rollout", "nodes": ["n3"], "restarts": 3, "instances": [site.first.describe()]}
+            {
+                "name": "rollout", "component": 0, "nodes": ["n3"], "restarts": 3,
+                "instances": [site.first.describe()],
+            }
         ],
     }  # fmt: skip
 

@@ -27,7 +27,8 @@ class Site:
         self.healthy = list(nodes)
         self.events: list[dict[str, Any]] = []
         self.supervisor = SimpleNamespace(
-            run_dir=str(folder), top=str(folder), nodes=nodes, attempt_nodes=["n1", "n2"], term_at=None,
+            run_dir=str(folder), top=str(folder), nodes=nodes, components=[nodes],
+            attempt_nodes=["n1", "n2"], term_at=None,
             settings=SimpleNamespace(nodes=2, python=""), ledger=SimpleNamespace(event=self.note),
             healthy=lambda: self.healthy, say=lambda _text: None,
         )  # fmt: skip
@@ -56,8 +57,8 @@ class Site:
         """Let all instances of a role start; return their nodes and GPUs."""
         places = []
         for instance in self.monitor.instances[name]:
-            instance.nodes = self.monitor._choose_nodes(instance)
-            instance.gpus = self.monitor._choose_gpus(instance, instance.node)
+            instance.nodes = self.monitor.placement.choose_nodes(instance)
+            instance.gpus = self.monitor.placement.choose_gpus(instance, instance.node)
             instance.set_state(instances.READY)
             places.append((instance.node, instance.gpus))
         return places
@@ -127,7 +128,7 @@ def test_instances_taken_over_keep_their_gpus(tmp_path: Path) -> None:
     site.monitor._write_state()
     second = site.resume()
     assert [instance.gpus for instance in second.instances["rollout"]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert second._choose_gpus(second.instances["rollout"][1], "n3") == [4, 5, 6, 7]
+    assert second.placement.choose_gpus(second.instances["rollout"][1], "n3") == [4, 5, 6, 7]
 
 
 def test_instance_of_a_lost_node_moves_to_free_gpus_of_another_node_of_its_role(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_instance_of_an_unhealthy_node_moves_to_a_spare_node(tmp_path: Path) -> 
     assert site.place() == [("n5", None), ("n4", None)]
     assert site.monitor.reserved_nodes() == ["n4", "n5"]
     site.healthy.remove("n5")
-    assert not site.monitor._choose_nodes(site.monitor.instances["rollout"][0])  # n4 has no free GPU
+    assert not site.monitor.placement.choose_nodes(site.monitor.instances["rollout"][0])  # n4 has no free GPU
 
 
 def test_first_start_tries_the_unhealthy_nodes_of_the_role_and_a_restart_does_not(tmp_path: Path) -> None:
@@ -162,9 +163,9 @@ def test_first_start_tries_the_unhealthy_nodes_of_the_role_and_a_restart_does_no
         site = Site(folder, spec)
         site.healthy = ["n1", "n2"]
         [instance] = site.monitor.instances["rollout"]
-        instance.nodes = site.monitor._choose_nodes(instance)
+        instance.nodes = site.monitor.placement.choose_nodes(instance)
         assert instance.nodes == ["n3", "n4"][: number + 1]
-        assert site.monitor._choose_nodes(instance) == []
+        assert site.monitor.placement.choose_nodes(instance) == []
 
 
 def test_instance_prefers_a_spare_node_to_the_gpus_beside_another_instance(tmp_path: Path) -> None:
@@ -172,27 +173,28 @@ def test_instance_prefers_a_spare_node_to_the_gpus_beside_another_instance(tmp_p
     assert site.place() == [("n3", [0, 1, 2, 3]), ("n4", [0, 1, 2, 3])]
     site.healthy.remove("n3")
     assert site.place() == [("n5", [0, 1, 2, 3]), ("n4", [0, 1, 2, 3])]
-    assert site.monitor.nodes["rollout"] == ["n4", "n5"]
+    assert site.monitor.placement.nodes["rollout"] == ["n4", "n5"]
 
 
 def test_instance_beside_ranks_gets_no_spare_node(tmp_path: Path) -> None:
     site = Site(tmp_path, with_gpus("judge", 2, nodes=0, on="trainer", instances=2))
     site.place("judge")
     site.healthy.remove("n1")
-    assert site.monitor._choose_nodes(site.monitor.instances["judge"][0]) == []  # n2 has GPUs for one
+    assert (
+        site.monitor.placement.choose_nodes(site.monitor.instances["judge"][0]) == []
+    )  # n2 has GPUs for one
 
 
 def test_three_instances_are_divided_among_two_nodes(tmp_path: Path) -> None:
     site = Site(tmp_path, with_gpus("rollout", 2, nodes=2, instances=3))
     assert site.place() == [("n3", [0, 1]), ("n4", [0, 1]), ("n3", [2, 3])]
-    assert site.monitor.nodes["rollout"] == ["n3", "n4"]
+    assert site.monitor.placement.nodes["rollout"] == ["n3", "n4"]
 
 
 def test_instances_share_a_node_without_gpus(tmp_path: Path) -> None:
     site = Site(tmp_path, role("rollout", instances=3))
-    site.monitor.plan = site.monitor.plan._replace(gpus_per_node=0)
     for instance in site.monitor.instances["rollout"]:
-        instance.role = instance.role._replace(gpus=None)
+        instance.role = instance.role._replace(gpus=None, gpus_per_node=0)
     assert site.place() == [("n3", None)] * 3
 
 
@@ -204,7 +206,9 @@ def test_instances_with_several_nodes_share_none_and_move_to_spare_nodes(tmp_pat
     assert site.place() == [("n3,n7", None), ("n5,n6", None)]
     assert site.monitor.reserved_nodes() == ["n3", "n5", "n6", "n7"]
     site.healthy.remove("n5")
-    assert not site.monitor._choose_nodes(site.monitor.instances["rollout"][1])  # n6 alone is not enough
+    assert not site.monitor.placement.choose_nodes(
+        site.monitor.instances["rollout"][1]
+    )  # n6 alone is not enough
 
 
 def test_instance_that_comes_back_gets_no_node_that_another_one_has_taken_meanwhile(tmp_path: Path) -> None:
@@ -214,7 +218,7 @@ def test_instance_that_comes_back_gets_no_node_that_another_one_has_taken_meanwh
     first, second = site.monitor.instances["rollout"]
     second.set_state(instances.REMOVED)
     site.healthy.remove("n4")
-    first.nodes = site.monitor._choose_nodes(first)
+    first.nodes = site.monitor.placement.choose_nodes(first)
     assert first.nodes == ["n3", "n5"]
     site.monitor._scale_role(plan, 2)
     assert site.place() == [("n3,n5", None), ("n6,n7", None)]
@@ -225,7 +229,7 @@ def test_scale_of_instances_with_several_nodes_counts_whole_instances(tmp_path: 
     site = Site(tmp_path, with_several_nodes("rollout", 2, nodes=2, instances=1), nodes=names)
     assert site.place() == [("n3,n4", None)]
     site.monitor._scale_role(site.monitor.plan.roles[0], 3)  # three nodes are left, enough for one more
-    assert site.monitor.nodes["rollout"] == ["n3", "n4", "n5", "n6"]
+    assert site.monitor.placement.nodes["rollout"] == ["n3", "n4", "n5", "n6"]
     assert site.place() == [("n3,n4", None), ("n5,n6", None)]
     assert (site.events[0]["instances"], site.events[0]["requested"]) == (2, 3)
 
@@ -240,7 +244,7 @@ def test_scale_is_limited_by_the_nodes_of_the_allocation(
     site.monitor._scale_role(plan, count)
     active = [item for item in site.monitor.instances["rollout"] if item.state != instances.REMOVED]
     assert len(active) == reached
-    assert len(site.monitor.nodes["rollout"]) == nodes
+    assert len(site.monitor.placement.nodes["rollout"]) == nodes
     if count == 2:
         assert site.events == []
         return

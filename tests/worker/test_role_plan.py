@@ -62,7 +62,8 @@ def plan_of(folder: Path, *others: RoleSpec) -> RolesPlan:
 def test_plan_of_a_submission_is_read_by_the_supervisor(tmp_path: Path) -> None:
     assert read_plan(str(tmp_path)) is None
     plan = plan_of(tmp_path, role("rollout", nodes=2, instances=2), role("judge", nodes=0, on="trainer"))
-    assert (plan.main, plan.main_after, plan.gpus_per_node) == ("trainer", [("rollout", "ready")], 8)
+    assert (plan.main, plan.main_after) == ("trainer", [("rollout", "ready")])
+    assert [item.gpus_per_node for item in plan.roles] == [8, 8]
     rollout, judge = plan.roles
     assert (rollout.http, rollout.ready_port, rollout.within_s, rollout.silence_s) == (
         "/health",
@@ -92,21 +93,21 @@ def test_server_is_a_role_whose_check_connects_to_a_port(tmp_path: Path) -> None
 def test_main_role_gets_the_first_healthy_nodes_and_other_roles_the_next(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, role("rollout", nodes=2, instances=2), role("judge", nodes=0, on="trainer"))
     nodes = ["n1", "n2", "n3", "n4", "n5"]
-    assert assign_nodes(plan, nodes, nodes, 2) == {
+    assert assign_nodes(plan, [nodes], nodes, 2) == {
         "trainer": ["n1", "n2"],
         "rollout": ["n3", "n4"],
         "judge": ["n1", "n2"],
     }
     several = plan_of(tmp_path, role("rollout", nodes=2), role("judge", nodes=1), role("report", nodes=2))
-    assert assign_nodes(several, [*nodes, "n6"], [*nodes, "n6"], 1) == {
+    assert assign_nodes(several, [[*nodes, "n6"]], [*nodes, "n6"], 1) == {
         "trainer": ["n1"],
         "rollout": ["n2", "n3"],
         "judge": ["n4"],
         "report": ["n5", "n6"],
     }
     healthy = ["n1", "n3", "n4", "n5"]
-    assert assign_nodes(plan, nodes, healthy, 2)["rollout"] == ["n4", "n5"]
-    assert assign_nodes(plan, nodes[:4], ["n1", "n3", "n4"], 2)["rollout"] == ["n4", "n2"]
+    assert assign_nodes(plan, [nodes], healthy, 2)["rollout"] == ["n4", "n5"]
+    assert assign_nodes(plan, [nodes[:4]], ["n1", "n3", "n4"], 2)["rollout"] == ["n4", "n2"]
 
 
 def test_instances_of_a_job_try_different_ports_first() -> None:

@@ -191,6 +191,7 @@ class _Checker:
         self._check_command(name, options)
         self._check_readiness(name, options, ports)
         self._check_metrics(name, options, ports)
+        self._check_component(name, options)
         choose = self._choose_nodes if options.nodes_per_instance == 1 else self._divide_nodes
         nodes, on, instances = choose(name, options)
         role = RoleSpec(
@@ -271,6 +272,17 @@ class _Checker:
             self.report(name, "metrics", f"should be a path such as /metrics, not {options.metrics!r}")
         if not ports:
             self.report(name, "metrics", "needs a port, and the role has none (ports)")
+
+    def _check_component(self, name: str, options: RoleOptions) -> None:
+        for key, value in (("partition", options.partition), ("node_type", options.node_type)):
+            if value is not None and options.on:
+                self.report(
+                    name,
+                    key,
+                    f"a role that shares the nodes of {options.on!r} has none of its own; remove {key}",
+                )
+            elif value is not None and not value:
+                self.report(name, key, "is empty")
 
     def _choose_nodes(self, name: str, options: RoleOptions) -> tuple[int, str, int]:
         """Return the role's own nodes, the role whose nodes it shares, and the number of instances."""

@@ -84,8 +84,11 @@ class JobSpec(JobSettings):
 
     @property
     def extra_nodes(self) -> int:
-        """The further nodes of the allocation: spare nodes, and those of other roles."""
-        return self.spare_nodes + sum(role.nodes for role in self.other_roles)
+        """The further nodes beside those of the ranks: spare nodes, and those of other roles.
+
+        Nodes of roles in a component of their own do not count.
+        """
+        return self.spare_nodes + (self.roles.nodes if self.roles is not None else 0)
 
     @property
     def supervised(self) -> bool:

@@ -76,6 +76,8 @@ class RoleOptions:
         nodes: the nodes that this role has for itself.
         nodes_per_instance: the nodes of an instance, on each of which its command runs once.
         on: the role whose nodes this role shares.
+        partition: the partition of the role's nodes, if it is not that of the main role.
+        node_type: the type of the role's nodes, if it is not that of the main role.
         per: ``node`` starts an instance on each of the role's nodes.
         instances: the number of instances, distributed over the nodes in turn.
         gpus: the GPUs of an instance; see `Roles.gpus_per_instance` for the default.
@@ -98,6 +100,8 @@ class RoleOptions:
     nodes: int | None = None
     nodes_per_instance: int = 1
     on: str | None = None
+    partition: str | None = None
+    node_type: str | None = None
     per: Literal["node"] | None = None
     instances: int | None = None
     gpus: int | None = None
@@ -139,6 +143,11 @@ class RoleSpec:
     after: tuple[tuple[str, str], ...] = ()
 
     @property
+    def has_component(self) -> bool:
+        """Whether its nodes are a component of a heterogeneous job, apart from those of the main role."""
+        return not self.on and (self.options.partition is not None or self.options.node_type is not None)
+
+    @property
     def ready(self) -> Readiness:
         """When an instance is ready; without any check, as soon as it has started."""
         return self.options.ready or Readiness()
@@ -166,8 +175,19 @@ class Roles:
 
     @property
     def nodes(self) -> int:
-        """The nodes that the other roles have for themselves."""
-        return sum(role.nodes for role in self.others)
+        """The nodes that other roles have for themselves in the main role's component."""
+        return sum(role.nodes for role in self.others if not role.has_component)
+
+    @property
+    def components(self) -> tuple[RoleSpec, ...]:
+        """The roles with a component of their own, in the order of the components, from number 1."""
+        return tuple(role for role in self.others if role.has_component)
+
+    def component_of(self, role: RoleSpec) -> int:
+        """Return the number of the component that has the nodes of a role; 0 is that of the main role."""
+        names = [component.name for component in self.components]
+        host = role.on or role.name
+        return names.index(host) + 1 if host in names else 0
 
     def instances_per_node(self, role: RoleSpec, main_nodes: int) -> int:
         """Return how many instances of a role each of its nodes has at most.

@@ -35,10 +35,15 @@ class InstanceState:
 
 @dataclass(frozen=True, kw_only=True)
 class RoleState:
-    """A role and its instances."""
+    """A role and its instances.
+
+    Attributes:
+        component: the number of the job's component that has its nodes; 0 is that of the main role.
+    """
 
     name: str
     instances: tuple[InstanceState, ...] = ()
+    component: int = 0
 
     @property
     def active(self) -> tuple[InstanceState, ...]:

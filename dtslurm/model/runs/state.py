@@ -153,6 +153,12 @@ class JobStatus:
     observed_at: float = 0.0
 
     @property
+    def allocation_id(self) -> str:
+        """The id under which srun starts steps: of a heterogeneous job, that of all its components."""
+        leader, _, component = self.job_id.partition("+")
+        return leader if component else self.raw_id or self.job_id
+
+    @property
     def terminal(self) -> bool:
         """Whether the job has ended for good: an ended base state, and no flag that may requeue it."""
         return self.state.ended and not (self.flags & _NON_FINAL_FLAGS)

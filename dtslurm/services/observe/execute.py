@@ -59,12 +59,14 @@ class _TargetProcess:
     Attributes:
         variables: the variables of its environment that identify it.
         pid: its process id on its node, as recorded.
+        component: the number of the job's component that has its node.
     """
 
     label: str
     node: str
     variables: dict[str, str]
     pid: int | None = None
+    component: int = 0
 
     def as_json(self) -> dict[str, object]:
         """Return what the program on the node must know."""
@@ -125,7 +127,8 @@ def execute(
     argv = run_with_any_python("dtslurm-exec", program, argument, [sys.executable] if is_local else [])
     if not is_local:
         nodes = sorted({process.node for process in processes})
-        job = status.raw_id or status.job_id
+        component = f"+{processes[0].component}" if processes[0].component else ""
+        job = f"{status.allocation_id}{component}"
         argv = commands.step_of_user(job, nodes, argv, with_terminal=not command)
     if not command:
         return run_interactive(cluster.transport, argv)
@@ -201,6 +204,7 @@ def _choose_instances(telemetry: RunTelemetry, text: str, name: str) -> list[_Ta
             label=f"{role_name}/{instance.number}",
             node=instance.node.partition(",")[0],
             variables={"DTSLURM_ROLE": role_name, "DTSLURM_ROLE_INSTANCE": str(instance.number)},
+            component=roles[role_name].component,
         )
         for instance in roles[role_name].instances
         if instance.state in _ALIVE and number in {"", str(instance.number)}

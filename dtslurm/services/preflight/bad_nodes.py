@@ -306,7 +306,7 @@ def choose_exclusion(
         ]
     except DtslurmError as error:
         return Checked(user_exclude, notes([*notices, f"no bad node is excluded: {error.message}"]))
-    role_nodes = sum(role.nodes for role in request.roles.others) if request.roles else 0
+    role_nodes = request.roles.nodes if request.roles else 0
     excluded_notes, needed_notes = nodes.choose_exclusions(
         list(notes_by_node.values()), listed_nodes, layout.nodes + (request.spare_nodes or 0) + role_nodes
     )

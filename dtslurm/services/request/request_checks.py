@@ -101,7 +101,8 @@ def find_conflicts(
         *job_checks.check_sbatch_options(spec, layout),
         *job_checks.find_rule_conflicts(spec, profile, layout),
         *role_checks.find_unknown_secrets(spec),
-        *(role_checks.find_gpu_conflicts(spec, layout) if layout is not None else ()),
+        *role_checks.find_component_conflicts(spec, profile),
+        *(role_checks.find_gpu_conflicts(spec, layout, profile) if layout is not None else ()),
     ]
     if launcher is not None:
         conflicts += launcher.check_options(spec)

@@ -198,7 +198,7 @@ def _build_delivery(context: Context, prepared: Prepared, record: JobRecord) -> 
         files[RunDir.SECRETS] = shell_file(prepared.secrets)
     if submission.spec.supervised:
         files.update(supervision.files(context))
-        files.update(supervision.health_file(submission, prepared.cluster.profile))
+        files.update(supervision.health_files(submission, prepared.cluster.profile))
         files.update(supervision.roles_file(submission, prepared.cluster.profile))
     files.update(staging.files(submission.spec))
     root = PurePosixPath(submission.run_dir).parent

@@ -13,6 +13,7 @@ from dtslurm import assets
 from dtslurm.config import signatures as known
 from dtslurm.launch import registry
 from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.jobs.components import count_gpus_of_node, find_component_destination
 from dtslurm.model.jobs.destination import choose_destination
 from dtslurm.model.jobs.job import Submission
 from dtslurm.render.roles import roles_plan
@@ -105,8 +106,11 @@ def files(context: Context) -> dict[str, bytes]:
     return contents
 
 
-def health_file(submission: Submission, profile: ClusterProfile) -> dict[str, bytes]:
-    """Return the file with the hardware that the node health check expects, from the request and profile."""
+def health_files(submission: Submission, profile: ClusterProfile) -> dict[str, bytes]:
+    """Return the files with the hardware that the node health check expects, from the request and profile.
+
+    There is one for each component of the job.
+    """
     spec, layout = submission.spec, submission.layout
     if spec.health_check is False:
         return {}
@@ -132,7 +136,23 @@ def health_file(submission: Submission, profile: ClusterProfile) -> dict[str, by
         "work_dir": spec.work_dir,
         "srun_options": profile.slurm.srun_options,
     }
-    return {f"{FOLDER}/health.json": json.dumps(expected).encode()}
+    files = {f"{FOLDER}/health.json": json.dumps(expected).encode()}
+    for number, role in enumerate(spec.roles.components if spec.roles is not None else (), start=1):
+        node = find_component_destination(role, profile).node
+        requirements = {
+            **expected,
+            "nodes": role.nodes,
+            "gpus": count_gpus_of_node(role, spec.roles, layout, profile) if spec.roles is not None else 0,
+            "vendor": node.gpus.vendor if node and node.gpus else None,
+            "intra_node": node.intra_node.kind if node and node.intra_node else None,
+            "rdma": False,  # the profile states the network of the usual nodes only
+            "hcas": (),
+            "local_disk": node.local_disk.path if node and node.local_disk else None,
+            "rendezvous": False,
+            "framework": "",  # ranks do not run there
+        }
+        files[f"{FOLDER}/health-{number}.json"] = json.dumps(requirements).encode()
+    return files
 
 
 def roles_file(submission: Submission, profile: ClusterProfile) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..lib.json_records import read_object
+from . import slurm
 from .files import text_of
 from .heartbeats import Heartbeats
 
@@ -82,6 +83,8 @@ def step_on(top: str, node: str) -> Tuple[List[str], Dict[str, str]]:
     }
     srun_command = ["srun", "--nodes=1", "--ntasks=1", "--nodelist=" + node, "--overlap", "--mpi=none"]
     srun_command += ["--mem=0", "--gres=none", "--cpu-bind=none"]
+    component = slurm.component_of(node)
+    srun_command += ["--het-group={}".format(component)] if component else []
     profile_options = read_object(os.path.join(top, "health.json")).get("srun_options") or []
     return [*srun_command, *map(str, profile_options)], env
 

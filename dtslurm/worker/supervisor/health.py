@@ -97,13 +97,21 @@ class Clock:
         self._socket.close()
 
 
-def command(top: str, nodes: Sequence[str], more: Sequence[str], head: str, port: int) -> List[str]:
-    """Return the srun command that starts the preflight once on each node."""
+def command(
+    top: str, nodes: Sequence[str], more: Sequence[str], head: str, port: int, component: int = 0
+) -> List[str]:
+    """Return the srun command that starts the preflight once on each node of a component of the job."""
     size_options = ["--nodes={}".format(len(nodes)), "--ntasks={}".format(len(nodes)), "--ntasks-per-node=1"]
     placement_options = ["--nodelist=" + slurm.join_hostnames(nodes), "--overlap"]
     isolation_options = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none"]
-    program = ["python3", top, "preflight", os.path.join(top, "health.json"), head, str(port)]
+    isolation_options += ["--het-group={}".format(component)] if component else []
+    program = ["python3", top, "preflight", _requirements_path(top, component), head, str(port)]
     return ["srun", *placement_options, *size_options, *isolation_options, *more, *program]
+
+
+def _requirements_path(top: str, component: int) -> str:
+    """Return the path of the file with what the nodes of a component should have."""
+    return os.path.join(top, "health-{}.json".format(component) if component else "health.json")
 
 
 def look(
@@ -184,19 +192,20 @@ def decide(
     reports: Sequence[Report],
     earlier_reports: Sequence[Report],
     requeues: int,
-    node_count: int,
     may_requeue: bool,
+    *,
+    are_enough: bool,
 ) -> Decision:
     """Return the action: go, requeue without the bad nodes, or stop.
 
     Args:
         earlier_reports: the reports of earlier starts of this run.
         requeues: number of earlier requeues because of bad nodes.
-        node_count: number of nodes that training needs.
+        are_enough: the healthy nodes suffice for the run.
     """
     bad = [report for report in reports if not report.ok]
     names = [report.node for report in bad]
-    if len(reports) - len(bad) >= node_count or not bad:
+    if are_enough or not bad:
         return Decision(
             "go",
             "{} {} excluded".format(", ".join(names), "are" if len(names) > 1 else "is")
@@ -220,6 +229,16 @@ def decide(
     if not may_requeue:
         return Decision("stop", "no other node is available", names)
     return Decision("requeue", "no node is left to replace {}".format(", ".join(names)), names)
+
+
+def are_enough(reports: Sequence[Report], components: Sequence[Sequence[str]], needed: Sequence[int]) -> bool:
+    """Return whether the healthy nodes suffice: in each component, as many as it needs.
+
+    Args:
+        needed: for each component, the number of nodes that the run needs there.
+    """
+    bad = {report.node for report in reports if not report.ok}
+    return all(len(set(nodes) - bad) >= needed[component] for component, nodes in enumerate(components))
 
 
 def _find_common_fault(reports: Sequence[Report]) -> Optional[Finding]:
@@ -259,7 +278,7 @@ def before_training(supervisor: Any) -> Optional[int]:
     ledger, nodes = supervisor.ledger, supervisor.nodes
     earlier_reports = of_events(ledger.events("health"))
     began = time.monotonic()
-    reports = judge_nodes(nodes, _run_preflight(supervisor))
+    reports = _check_components(supervisor)
     if not reports or supervisor.term_at is not None:
         return None
     reports = [
@@ -277,10 +296,8 @@ def before_training(supervisor: Any) -> Optional[int]:
                 )
     requeues = sum(1 for event in ledger.events("decision") if event.get("cause") == "health")
     may_requeue = os.environ.get("SLURM_JOB_ID") is not None
-    least_nodes = supervisor.settings.least_nodes
-    if supervisor.roles is not None:
-        least_nodes += sum(role.nodes for role in supervisor.roles.plan.roles)
-    decision = decide(reports, earlier_reports, requeues, least_nodes, may_requeue)
+    suffices = are_enough(reports, supervisor.components, _count_needed_nodes(supervisor))
+    decision = decide(reports, earlier_reports, requeues, may_requeue, are_enough=suffices)
     reasons = {report.node: report.why() for report in reports}
     for name in decision.exclude:
         supervisor.exclude(name, "health: " + reasons.get(name, ""))
@@ -320,10 +337,28 @@ def head_of(top: str, nodes: Sequence[str]) -> str:
     return str(expected.get("head") or nodes[0] + str(expected.get("host_suffix") or ""))
 
 
-def _run_preflight(supervisor: Any) -> HealthReport:
-    top, nodes = supervisor.top, supervisor.nodes
-    expected = read_object(os.path.join(top, "health.json"))
-    head = head_of(top, nodes)
+def _count_needed_nodes(supervisor: Any) -> List[int]:
+    """Return for each component of the job the number of nodes that the run needs there."""
+    needed = [0] * len(supervisor.components)
+    needed[0] = supervisor.settings.least_nodes
+    for role in supervisor.roles.plan.roles if supervisor.roles is not None else ():
+        needed[role.component] += role.nodes  # none for a role that shares nodes
+    return needed
+
+
+def _check_components(supervisor: Any) -> List[Report]:
+    """Return the health of all nodes that could be checked; the components are checked one after another."""
+    reports: List[Report] = []
+    for number, nodes in enumerate(supervisor.components):
+        if supervisor.term_at is None:
+            reports += judge_nodes(nodes, _run_preflight(supervisor, number))
+    return reports
+
+
+def _run_preflight(supervisor: Any, component: int) -> HealthReport:
+    top, nodes = supervisor.top, supervisor.components[component]
+    expected = read_object(_requirements_path(top, component))
+    head = head_of(top, supervisor.nodes)
     profile_options = [str(word) for word in expected.get("srun_options") or []]
     try:
         clock = Clock(head)
@@ -331,7 +366,7 @@ def _run_preflight(supervisor: Any) -> HealthReport:
         return HealthReport({}, [], [str(error)], [])
     env = {**os.environ, network.KEY: clock.key}
     report = look(
-        command(top, nodes, profile_options, head, clock.port),
+        command(top, nodes, profile_options, head, clock.port, component),
         has_ended=lambda: supervisor.term_at is not None,
         env=env,
     )

@@ -54,6 +54,8 @@ class Supervisor:
         start: the fields that identify this start of the job in events: node and process id of the batch
             script.
         top: the path of the worker program's files.
+        components: the nodes of each component of the job; ranks run in the first one.
+        nodes: all nodes of the job.
         lost: nodes that left the job.
         roles: the roles beside the training, None in a run of one role.
         attempt_nodes: the nodes of the running attempt.
@@ -73,7 +75,8 @@ class Supervisor:
             self.top = os.path.abspath(sys.argv[0])
         self.run_dir = os.environ["DTSLURM_RUN_DIR"]
         self.ledger = Ledger(self.run_dir)
-        self.nodes = slurm.hostnames(os.environ.get("SLURM_JOB_NODELIST", ""))
+        self.components = [slurm.hostnames(nodelist) for nodelist in slurm.component_nodelists()]
+        self.nodes = [name for names in self.components for name in names]
         self.lost: List[str] = []
         plan = read_plan(self.top)
         self.roles = RoleMonitor(self, plan) if plan is not None else None
@@ -203,7 +206,7 @@ class Supervisor:
 
     def choose(self) -> List[str]:
         """Return the nodes of the next attempt: healthy nodes if there are enough."""
-        reserved = self.roles.reserved_nodes() if self.roles is not None else []
+        reserved = self._reserved_nodes()
         own_nodes = [name for name in self.nodes if name not in reserved]
         healthy = [name for name in self.healthy() if name not in reserved]
         if len(healthy) >= self.settings.least_nodes:
@@ -212,6 +215,9 @@ class Supervisor:
         unhealthy = [name for name in own_nodes if name not in healthy and name not in lost]
         chosen = set((healthy + unhealthy + lost)[: self.settings.nodes])
         return [name for name in own_nodes if name in chosen]
+
+    def _reserved_nodes(self) -> List[str]:
+        return self.roles.reserved_nodes() if self.roles is not None else []
 
     def healthy(self) -> List[str]:
         """Return the nodes of this job that are neither excluded nor lost."""
@@ -530,7 +536,7 @@ class Supervisor:
         total_time = self.settings.total_time
         recovery_options = restart_policy.RecoveryOptions(
             max_restarts=self.settings.max_restarts,
-            healthy=self.healthy(),
+            healthy=[name for name in self.healthy() if name not in self._reserved_nodes()],
             wanted=self.settings.nodes,
             least=self.settings.least_nodes,
             requeue=os.environ.get("SLURM_JOB_ID") is not None,

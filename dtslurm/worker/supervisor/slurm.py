@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 PATIENCE_S = 20.0
 CLOCK_PATIENCE_S = 5.0
@@ -51,6 +51,28 @@ def own_id() -> str:
     """Return this job's id; of an array, this task's id, because the base id means all tasks."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return "{}_{}".format(array, task) if array and task else os.environ.get("SLURM_JOB_ID", "")
+
+
+def component_nodelists() -> List[str]:
+    """Return the node list of each component of this job, the first of which runs the batch script.
+
+    A job that is not heterogeneous has one component.
+    """
+    size = os.environ.get("SLURM_HET_SIZE", "")
+    numbers = range(int(size) if size.isdigit() else 0)
+    nodelists = [os.environ.get("SLURM_JOB_NODELIST_HET_GROUP_{}".format(number), "") for number in numbers]
+    return [nodelist for nodelist in nodelists if nodelist] or [os.environ.get("SLURM_JOB_NODELIST", "")]
+
+
+def component_of(node: str) -> int:
+    """Return the number of the component that has a node, 0 for a job that is not heterogeneous."""
+    nodelists = component_nodelists()
+    return next((number for number in range(1, len(nodelists)) if node in hostnames(nodelists[number])), 0)
+
+
+def component_id(number: int) -> str:
+    """Return the job id of a component, under which Slurm lists its steps."""
+    return os.environ.get("SLURM_JOB_ID_HET_GROUP_{}".format(number), "")
 
 
 def hostnames(nodelist: str) -> List[str]:
@@ -133,8 +155,18 @@ def show_job(patience: float = PATIENCE_S) -> Dict[str, str]:
 
 def _request_job(patience: float = PATIENCE_S) -> Tuple[Dict[str, str], str]:
     """Return the fields of this job from ``scontrol show job``, and the error message if that failed."""
+    components, text = _request_components(patience)
+    return (components[0] if components else {}), text
+
+
+def _request_components(patience: float = PATIENCE_S) -> Tuple[List[Dict[str, str]], str]:
+    """Return the fields of each component of this job in order, and the error message if that failed."""
     code, text = call(["scontrol", "show", "job", own_id()], patience)
-    return (dict(re.findall(r"(?:^|\s)([A-Za-z/]+)=(\S*)", text)), "") if code == 0 else ({}, text)
+    if code != 0:
+        return [], text
+    records = ["JobId=" + record for record in ("\n" + text).split("\nJobId=")[1:]] or [text]
+    components = [dict(re.findall(r"(?:^|\s)([A-Za-z/]+)=(\S*)", record)) for record in records]
+    return sorted(components, key=lambda fields: int(fields.get("HetJobOffset") or 0)), ""
 
 
 def seconds_of(stamp: str) -> Optional[float]:
@@ -296,7 +328,7 @@ def cancelled(job: Mapping[str, str], limit_at: Optional[float]) -> bool:
     if state != "COMPLETING" or started_anew(job) or preempted(job):
         return state.startswith("CANCELLED")
     if job.get("Requeue") == "0":
-        states = bad_nodes([os.environ.get("SLURM_JOB_NODELIST", "")]).values()
+        states = bad_nodes(component_nodelists()).values()
         if any(is_lost(node_state, busy=True) for node_state in states):
             return False
     limit_at = limit_of(job) or limit_at
@@ -342,28 +374,57 @@ def exclusion(job: Mapping[str, str], nodes: Sequence[str]) -> Tuple[Optional[Li
     Returns:
         The nodes, None if Slurm does not list the partition's nodes; and a message, empty if there is none.
     """
-    usable = fitting_nodes(job)
-    if not usable:
-        return None, "Slurm does not list the nodes of partition {}".format(job.get("Partition", ""))
+    components = _request_components()[0] if len(component_nodelists()) > 1 else [job]
+    pools = [
+        NodePool(fitting_nodes(fields), _count_needed_nodes(number, fields))
+        for number, fields in enumerate(components)
+    ]
+    for number, pool in enumerate(pools):
+        if not pool.usable:
+            partition = components[number].get("Partition", "")
+            return None, "Slurm does not list the nodes of partition {}".format(partition)
+    if len(pools) > 1:  # all components together need different nodes
+        all_usable = {name for pool in pools for name in pool.usable}
+        pools.append(NodePool(all_usable, sum(pool.needed for pool in pools)))
     excluded = [
         name for node_list in excluded_node_lists(job) for name in hostnames(node_list) if name not in nodes
     ]
-    required = job.get("ReqNodeList", "(null)")
-    fixed = [] if required == "(null)" else hostnames(required)
-    # In a COMPLETING job, NumNodes counts only the nodes that it has not released yet.
-    size_text = os.environ.get("SLURM_JOB_NUM_NODES") or job.get("NumNodes", "")
-    needed = int((re.findall(r"\d+", size_text) or ["1"])[0])
+    required_lists = [fields.get("ReqNodeList", "(null)") for fields in components]
+    required = ",".join(node_list for node_list in required_lists if node_list != "(null)")
+    fixed = hostnames(required) if required else []
     added: List[str] = []
     for name in reversed([name for name in nodes if name not in fixed]):
-        if name not in usable or len(usable - set(excluded) - set(added) - {name}) >= needed:
+        if all(pool.can_spare(name, {*excluded, *added}) for pool in pools):
             added.insert(0, name)
     remaining = [name for name in nodes if name not in added]
+    pool = next((pool for pool in pools if pool.usable & set(remaining)), pools[0])
     reason = (
         "the job requires {}".format(required)
         if set(remaining) & set(fixed)
-        else "the job needs {} of {} nodes".format(needed, len(usable - set(excluded)))
+        else "the job needs {} of {} nodes".format(pool.needed, len(pool.usable - set(excluded)))
     )
     return excluded + added, "{} is not excluded: {}".format(",".join(remaining), reason) if remaining else ""
+
+
+class NodePool(NamedTuple):
+    """The nodes that a component of a job may get, and how many it needs."""
+
+    usable: Set[str]
+    needed: int
+
+    def can_spare(self, node: str, excluded: Set[str]) -> bool:
+        """Return whether enough nodes are left without a node and the excluded ones."""
+        return node not in self.usable or len(self.usable - excluded - {node}) >= self.needed
+
+
+def _count_needed_nodes(component: int, fields: Mapping[str, str]) -> int:
+    """Return the nodes that a component needs.
+
+    In a COMPLETING job, NumNodes counts only the nodes that it has not released yet.
+    """
+    name = "SLURM_JOB_NUM_NODES"
+    size = os.environ.get("{}_HET_GROUP_{}".format(name, component)) or os.environ.get(name)
+    return int((re.findall(r"\d+", size or fields.get("NumNodes", "")) or ["1"])[0])
 
 
 def fitting_nodes(job: Mapping[str, str]) -> Set[str]:
@@ -394,10 +455,13 @@ def successor(script: str, options: Sequence[str], comment: str) -> Tuple[Option
     pauses = LOOK_AGAIN_S if code == -1 or any(message in text for message in LOST_ANSWERS) else ()
     for pause in pauses if comment else ():
         time.sleep(pause)
-        _, listing = call(["squeue", "--me", "--noheader", "--format=%A %k"], environ=environment)
+        _, listing = call(["squeue", "--me", "--noheader", "--format=%i %k"], environ=environment)
         rows = [line.split(None, 1) for line in listing.splitlines()]
         own_job_id = int(os.environ.get("SLURM_JOB_ID", "0"))
-        for job_id, *comments in rows:
-            if comments == [comment] and job_id.isdigit() and int(job_id) > own_job_id:
+        for text_id, *comments in rows:
+            # The components of a heterogeneous job are listed as 17+0 and 17+1.
+            job_id, _, component = text_id.partition("+")
+            is_job = job_id.isdigit() and component in ("", "0")
+            if comments == [comment] and is_job and int(job_id) > own_job_id:
                 return job_id, ""
     return None, text

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,8 @@ from .instance import (
     WAITING,
     Instance,
 )
-from .plan import NEVER, STARTED, WITH_MAIN, RolePlan, RolesPlan, assign_nodes, first_port
+from .placement import RolePlacement
+from .plan import NEVER, STARTED, WITH_MAIN, RolePlan, RolesPlan, first_port
 
 LOOK_S = 0.5
 CHECK_S = 1.0  # between two checks of an instance that is not ready, or does not respond
@@ -44,8 +44,8 @@ class RoleMonitor:
     """The roles of one start of a job.
 
     Attributes:
-        nodes: the nodes of each role, the main role included.
         instances: the instances of each role, removed ones included.
+        placement: the nodes of the roles.
         failure: why the run cannot continue, as the findings of an attempt's end; empty if it can.
         restart_main: why the main role must restart, in the same form; empty if it need not.
     """
@@ -53,8 +53,8 @@ class RoleMonitor:
     def __init__(self, supervisor: Any, plan: RolesPlan) -> None:
         self.supervisor, self.plan = supervisor, plan
         self.run_dir = supervisor.run_dir
-        self.nodes: Dict[str, List[str]] = {}
         self.instances: Dict[str, List[Instance]] = {role.name: [] for role in plan.roles}
+        self.placement = RolePlacement(supervisor, plan, self.instances)
         self.failure: Dict[str, Any] = {}
         self.restart_main: Dict[str, Any] = {}
         self._roles = {role.name: role for role in plan.roles}
@@ -76,12 +76,9 @@ class RoleMonitor:
         """Assign the nodes and start to keep the roles alive; ``resume`` takes over running instances."""
         if self._thread is not None:
             return
-        supervisor = self.supervisor
-        self.nodes = assign_nodes(
-            self.plan, supervisor.nodes, supervisor.healthy(), supervisor.settings.nodes
-        )
+        self.placement.assign()
         for role in self.plan.roles:
-            for _ in range(role.instances or max(1, len(self._nodes_of(role)))):
+            for _ in range(role.instances or max(1, len(self.placement.nodes_of(role)))):
                 self._add_instance(role)
         if resume:
             self._adopt()
@@ -94,7 +91,12 @@ class RoleMonitor:
     def reserved_nodes(self) -> List[str]:
         """Return the nodes that roles have for themselves, on which no rank may run."""
         with self._lock:
-            return [name for role in self.plan.roles if role.nodes for name in self.nodes.get(role.name, [])]
+            return [
+                name
+                for role in self.plan.roles
+                if role.nodes
+                for name in self.placement.nodes.get(role.name, [])
+            ]
 
     def await_main_start(self, *, is_first: bool, has_ended: Callable[[], bool]) -> Dict[str, Any]:
         """Wait until the main role may start; return why the run ends instead, empty if it may.
@@ -277,11 +279,11 @@ class RoleMonitor:
     # ---- Starts ----
 
     def _start(self, instance: Instance) -> None:
-        nodes = self._choose_nodes(instance)
+        nodes = self.placement.choose_nodes(instance)
         if not nodes:
             self._fail(instance, "node-failure", "no node is left that can run it")
             return
-        instance.gpus = self._choose_gpus(instance, nodes[0])
+        instance.gpus = self.placement.choose_gpus(instance, nodes[0])
         step = sum(max(1, len(role.ports)) * len(self.instances[role.name]) for role in self.plan.roles)
         first = {
             name: instance.ports.get(name)
@@ -296,106 +298,6 @@ class RoleMonitor:
             return
         self._event(instance, "role_started", restarts=instance.restarts)
 
-    def _nodes_of(self, role: RolePlan) -> List[str]:
-        """Return the nodes of a role; those of the main role are the nodes of its running attempt."""
-        if not role.on:
-            return self.nodes[role.name]
-        if role.on == self.plan.main:
-            return self.supervisor.attempt_nodes or self.nodes[self.plan.main]
-        return self.nodes[role.on]
-
-    def _choose_nodes(self, instance: Instance) -> List[str]:
-        """Return the nodes of the next start: the same as before if they are healthy, else spare nodes."""
-        healthy = self.supervisor.healthy()
-        own_nodes = self._nodes_of(instance.role)
-        if instance.role.nodes_per_instance > 1:
-            return self._choose_several_nodes(instance, own_nodes, healthy)
-        node = self._choose_node(instance, own_nodes, healthy)
-        return [node] if node else []
-
-    def _choose_several_nodes(
-        self, instance: Instance, own_nodes: Sequence[str], healthy: Sequence[str]
-    ) -> List[str]:
-        """Return as many free nodes as the instance needs; empty if too few are left."""
-        role = instance.role
-        taken = {
-            name
-            for other in self.instances[role.name]
-            if other is not instance and other.state != REMOVED
-            for name in other.nodes
-        }
-        free = [name for name in own_nodes if name not in taken]
-        usable = [name for name in [*free, *self._spare_nodes(healthy)] if name in healthy]
-        if not instance.nodes:  # a first start tries unhealthy nodes too, as training does
-            usable += [name for name in free if name not in healthy]
-        kept = [name for name in instance.nodes if name in usable]
-        chosen = [*kept, *(name for name in usable if name not in kept)][: role.nodes_per_instance]
-        if len(chosen) < role.nodes_per_instance:
-            return []
-        lost = [name for name in instance.nodes if name not in chosen]
-        self.nodes[role.name] = [name for name in own_nodes if name not in lost]
-        self.nodes[role.name] += [name for name in chosen if name not in own_nodes]
-        return chosen
-
-    def _choose_node(self, instance: Instance, own_nodes: Sequence[str], healthy: Sequence[str]) -> str:
-        """Return the node of an instance that has one node, empty if none can run it."""
-        role = instance.role
-        if instance.node in healthy and instance.node in own_nodes:
-            return instance.node
-        usable = [name for name in own_nodes if name in healthy] or (own_nodes if not instance.nodes else [])
-        counts = {
-            name: sum(
-                name in other.nodes and other.state in ALIVE
-                for other in self.instances[role.name]
-                if other is not instance
-            )
-            for name in usable
-        }
-        fitting = [name for name in usable if self._has_gpus_for(instance, name, counts[name])]
-        intended = [name for name in fitting if counts[name] < self._per_node(role)]
-        spare = self._spare_nodes(healthy) if role.nodes else []
-        if spare and not intended:
-            self.nodes[role.name] = [name for name in own_nodes if name in healthy] + [spare[0]]
-            return spare[0]
-        return min(intended or fitting, key=lambda name: counts[name], default="")
-
-    def _has_gpus_for(self, instance: Instance, node: str, count: int) -> bool:
-        """Return whether a node with ``count`` other instances of the role has the GPUs for one more."""
-        role = instance.role
-        if role.gpus is None:
-            return not count or bool(role.on) or not self.plan.gpus_per_node
-        return len(self._free_gpus(instance, node)) >= role.gpus
-
-    def _per_node(self, role: RolePlan) -> int:
-        """Return how many instances of a role one of its nodes is meant for."""
-        count = sum(instance.state != REMOVED for instance in self.instances[role.name])
-        return -(-count // max(1, len(self._nodes_of(role))))
-
-    def _spare_nodes(self, healthy: Sequence[str]) -> List[str]:
-        used = {name for names in self.nodes.values() for name in names}
-        used.update(self.supervisor.attempt_nodes)
-        return [name for name in healthy if name not in used]
-
-    def _choose_gpus(self, instance: Instance, node: str) -> Optional[List[int]]:
-        """Return the GPUs of an instance; None if it may use all GPUs of its node."""
-        role = instance.role
-        return None if role.gpus is None else sorted(self._free_gpus(instance, node)[: role.gpus])
-
-    def _free_gpus(self, instance: Instance, node: str) -> List[int]:
-        """Return the GPUs of a node that no rank and no other instance has for itself.
-
-        An instance on the nodes of another role takes the last ones first, as that role takes the first ones.
-        """
-        taken = {
-            number
-            for other in self._all()
-            if other is not instance and node in other.nodes and other.state in ALIVE
-            for number in other.gpus or ()
-        }
-        first = self.plan.gpus_of_ranks if instance.role.on == self.plan.main else 0
-        free = [number for number in range(first, self.plan.gpus_per_node) if number not in taken]
-        return free[::-1] if instance.role.on else free
-
     def _adopt(self) -> None:
         """Take over the instances of a supervisor that was killed."""
         for state in read_object(os.path.join(self.run_dir, STATE_FILE)).get("roles") or []:
@@ -409,7 +311,7 @@ class RoleMonitor:
                 if (whole_number(values.get("start")) or 0) >= 0:
                     self.instances[name][number].adopt(values)
             if name in self.instances and state.get("nodes"):
-                self.nodes[name] = [str(node) for node in state["nodes"]]
+                self.placement.nodes[name] = [str(node) for node in state["nodes"]]
 
     # ---- Checks ----
 
@@ -577,13 +479,13 @@ class RoleMonitor:
             instance.set_state(REMOVED)
         reached, reason = count, ""
         if role.nodes and role.per_node:  # one instance on each node
-            own, spare = self.nodes[role.name], self._spare_nodes(self.supervisor.healthy())
+            own, spare = self.placement.nodes[role.name], self.placement.spare_nodes(role)
             size = role.nodes_per_instance
             reached = min(count, (len(own) + len(spare)) // size)
             reason = "no other node of the allocation is free"
-            self.nodes[role.name] = own + spare[: max(0, reached * size - len(own))]
+            self.placement.nodes[role.name] = own + spare[: max(0, reached * size - len(own))]
         elif count > len(active):
-            reached = min(count, max(len(active), self._count_places(role)))
+            reached = min(count, max(len(active), self.placement.count_places(role)))
             reason = "no other GPU of the role's nodes is free"
         for _ in range(len(active), reached):
             removed = [instance for instance in instances if instance.state == REMOVED]
@@ -597,25 +499,12 @@ class RoleMonitor:
                 reason=reason if reached < count else "",
             )  # fmt: skip
 
-    def _count_places(self, role: RolePlan) -> int:
-        """Return how many instances the nodes of a role have GPUs for."""
-        if not self.plan.gpus_per_node or role.gpus == 0 or (role.gpus is None and role.on):
-            return sys.maxsize
-        nodes = len(self._nodes_of(role))
-        if role.gpus is None:
-            return nodes
-        host = role.on or role.name
-        used = self.plan.gpus_of_ranks if host == self.plan.main else 0
-        for other in self.plan.roles:
-            if other is not role and host == (other.on or other.name):
-                used += (other.gpus or 0) * self._per_node(other)
-        return nodes * (max(0, self.plan.gpus_per_node - used) // role.gpus)
-
     def _write_state(self) -> None:
         roles = [
             {
                 "name": role.name,
-                "nodes": self.nodes.get(role.name, []),
+                "component": role.component,
+                "nodes": self.placement.nodes.get(role.name, []),
                 "restarts": role.restarts,
                 "instances": [instance.describe() for instance in self.instances[role.name]],
             }

@@ -18,6 +18,8 @@ class RolePlan(NamedTuple):
         nodes_per_instance: the nodes of an instance; if there are several, no other instance has them.
         instances: the number of instances; 0 for one on each node of the role ``on``.
         per_node: whether the role has one instance on each of its nodes.
+        component: the number of the job's component that has its nodes.
+        gpus_per_node: the GPUs that the job has on each of its nodes.
         gpus: the GPUs that each instance has for itself; None if it sees all GPUs of its node.
         within_s: the time limit until an instance is ready.
         silence_s: for how long a ready instance may leave its readiness check unanswered.
@@ -31,6 +33,8 @@ class RolePlan(NamedTuple):
     instances: int
     nodes_per_instance: int
     per_node: bool
+    component: int
+    gpus_per_node: int
     gpus: Optional[int]
     ports: Sequence[str]
     http: Optional[str]
@@ -62,13 +66,11 @@ class RolesPlan(NamedTuple):
 
     Attributes:
         main_after: (role, ``ready`` or ``started``) for each role that the main role waits for.
-        gpus_per_node: the GPUs that the job has on each node.
-        gpus_of_ranks: how many of them the ranks use on each node of the main role, the first ones.
+        gpus_of_ranks: how many GPUs the ranks use on each node of the main role, the first ones.
     """
 
     main: str
     main_after: Sequence[Tuple[str, str]]
-    gpus_per_node: int
     gpus_of_ranks: int
     roles: Sequence[RolePlan]
 
@@ -81,7 +83,6 @@ def read_plan(top: str) -> Optional[RolesPlan]:
     return RolesPlan(
         main=str(document["main"]),
         main_after=[(str(name), str(state)) for name, state in document.get("main_after") or []],
-        gpus_per_node=int(document["gpus_per_node"]),
         gpus_of_ranks=int(document["gpus_of_ranks"]),
         roles=[_read_role(role) for role in document["roles"]],
     )
@@ -95,6 +96,8 @@ def _read_role(values: Dict[str, Any]) -> RolePlan:
         instances=int(values["instances"]),
         nodes_per_instance=int(values["nodes_per_instance"]),
         per_node=bool(values["per_node"]),
+        component=int(values["component"]),
+        gpus_per_node=int(values["gpus_per_node"]),
         gpus=values.get("gpus"),
         ports=[str(name) for name in values["ports"]],
         http=values.get("http"),
@@ -113,19 +116,23 @@ def _read_role(values: Dict[str, Any]) -> RolePlan:
 
 
 def assign_nodes(
-    plan: RolesPlan, nodes: Sequence[str], healthy: Sequence[str], main_nodes: int
+    plan: RolesPlan, components: Sequence[Sequence[str]], healthy: Sequence[str], main_nodes: int
 ) -> Dict[str, List[str]]:
     """Return the nodes of each role, the main role included; nodes that no role gets are spare nodes.
 
     The main role gets the first healthy nodes, because the batch script runs on the first node. A role of
     which no healthy node is left gets an unhealthy one, as training does.
+
+    Args:
+        components: the nodes of each component of the job.
     """
-    ordered = [*healthy, *(name for name in nodes if name not in healthy)]
-    assigned = {plan.main: ordered[:main_nodes]}
-    position = main_nodes
+    free = [sorted(nodes, key=lambda name: name not in healthy) for nodes in components]
+    assigned = {plan.main: free[0][:main_nodes]}
+    free[0] = free[0][main_nodes:]
     for role in plan.roles:
-        assigned[role.name] = ordered[position : position + role.nodes]
-        position += role.nodes
+        nodes = free[role.component] if not role.on and role.component < len(free) else []
+        assigned[role.name] = nodes[: role.nodes]
+        del nodes[: role.nodes]
     for role in plan.roles:
         if role.on:
             assigned[role.name] = list(assigned[role.on])
