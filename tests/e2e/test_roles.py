@@ -219,8 +219,10 @@ def test_role_in_another_partition_is_a_component_of_a_heterogeneous_job(
     server = address(run, "rollout-0")
     assert f"args http://{server['host']}:{server['ports']['http']}\n" in log.read_text()
     assert components[components.index("short") + 1] == server["node"]
-    printed = cli("exec", job, "--role", "rollout/0", "printenv", "SLURM_JOB_PARTITION").stdout
-    assert printed == "short\n"
+    release = slurm_lab.version.split(".")
+    if tuple(map(int, release[:2])) >= (22, 5):  # Slurm 20.11 starts no further step in such a component
+        printed = cli("exec", job, "--role", "rollout/0", "printenv", "SLURM_JOB_PARTITION").stdout
+        assert printed == "short\n"
     status = cli("status", job).stdout
     assert "2 parts" in status
     assert f"rollout: 1 of 1 ready on {server['node']}" in " ".join(status.split())
