@@ -95,11 +95,13 @@ def render(
     for name, value in container.directives().items():
         directives.set(name, value)
     srun = _step_words(spec, profile, layout, launcher, directives, shrinks=shrinks)
+    is_submitted = not isinstance(run_place.directory, RawShell)
     values = {
         **_job_values(spec, profile, layout, launcher),
         "run_dir": run_place.directory,
         "images": run_place.images,
         "supervised": spec.supervised,
+        "keep_trying": RawShell("keep_trying " if spec.supervised else ""),
         "shrinks": shrinks,
         "world": RawShell('"$world"') if shrinks else layout.world_size,
         "world_text": RawShell("$world") if shrinks else layout.world_size,
@@ -114,7 +116,7 @@ def render(
         "secrets": tuple(map(RawShell, spec.secrets)),
         "starts_once": not spec.supervised and "no-requeue" in directives,
         "copies": _output_copies(spec) if run_place.output else {},
-        "claim": not isinstance(run_place.directory, RawShell),
+        "claim": is_submitted,
         "work_dir": spec.work_dir,
         "live_script": _live_script(spec, run_place),
         **environment,

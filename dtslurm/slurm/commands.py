@@ -166,7 +166,7 @@ def release(job_ids: Sequence[str]) -> list[str]:
 def _within(job_id: str) -> list[str]:
     """Return the options of srun for a step in a job, or in a component of a heterogeneous one (``12+1``)."""
     leader, _, component = job_id.partition("+")
-    return [f"--jobid={leader}", *([f"--het-group={component}"] if component not in {"", "0"} else [])]
+    return [f"--jobid={leader}", *([f"--het-group={component}"] if component else [])]
 
 
 def shell(job_id: str, node: str) -> list[str]:
@@ -219,7 +219,7 @@ def step_beside(job_id: str, nodes: Sequence[str], command: Sequence[str]) -> li
     ]
     return [
         "srun",
-        f"--jobid={job_id}",
+        *_within(job_id),
         "--job-name=dtslurm-live",
         *node_options,
         *overlap_options,

@@ -11,8 +11,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pytest
+
 from dtslurm.store.rundir import RunDir
 from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli, events_of
+from tests.preload import trouble_disk
 from tests.waiting import wait_until
 
 TRAIN = """
@@ -204,3 +207,20 @@ def test_f88_supervisor_continues_after_its_python_is_removed(cli: Cli) -> None:
     let_end(run, 1, 0)
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     assert "Traceback" not in (run.path / "logs" / "batch.log").read_text()
+
+
+@WITHOUT_SSH
+@pytest.mark.parametrize("seconds", [0.8, 4.0])
+def test_file_server_that_fails_while_the_job_starts_does_not_end_it(cli: Cli, seconds: float) -> None:
+    switch = cli.folder / "switch"
+    env = trouble_disk(cli.folder.parent / "runs", switch, cli.folder)
+    exports = "; ".join(f"export {name}={value}" for name, value in env.items())
+    # The shell itself must have the library, so the script begins again.
+    setup = f"""if [ -z "${{LD_PRELOAD-}}" ]; then {exports}; exec bash "$0"; fi
+    echo stale >{switch}; (sleep {seconds}; rm {switch}) >/dev/null 2>&1 &"""
+    job = cli.submit("-l", "srun", "--max-restarts", "1", "--setup", setup, cli.script("print('trained')"))
+    run = cli.run_dir(job)
+    assert run.path.is_relative_to(cli.folder.parent / "runs")
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert (run.logs(0) / "rank-0.log").read_text() == "trained\n"
+    assert not switch.exists()

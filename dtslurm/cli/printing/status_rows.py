@@ -76,7 +76,8 @@ def _group_by_state_and_reason(view: RunView) -> list[list[JobStatus]]:
 
 def _make_row(view: RunView, word: str, items: list[JobStatus], now: float) -> list[str]:
     record, first = view.record, items[0]
-    times = measure_view(view, first) if len(items) == 1 else None
+    times = measure_view(view, first) if len(items) == 1 or _is_heterogeneous(view) else None
+    nodelists = [item.nodelist for item in (items if _is_heterogeneous(view) else items[:1])]
     return [
         _format_job(view, items),
         record.name,
@@ -85,7 +86,7 @@ def _make_row(view: RunView, word: str, items: list[JobStatus], now: float) -> l
         "?" if view.record_problem else str(record.world_size),
         duration(now - record.created_at),
         duration(times.duration_s(now) if times is not None else None),
-        fold_nodes(first.nodelist) or "-",
+        fold_nodes(",".join(sorted(filter(None, nodelists)))) or "-",
         "; ".join(filter(None, (_describe_activity(view, first), describe_statuses(view, items, now)))),
     ]
 
@@ -102,13 +103,16 @@ def _format_job(view: RunView, items: list[JobStatus]) -> str:
     record = view.record
     if record.job_id is None:
         return "?"
-    is_heterogeneous = len(view.statuses) > 1 and record.array is None
-    if record.array is None and not is_heterogeneous:
+    if record.array is None and not _is_heterogeneous(view):
         return record.job_id
     if len(items) == 1:
         return items[0].job_id
     count = sum(count_tasks(item) for item in items)
-    return f"{record.job_id} ({count} {'parts' if is_heterogeneous else 'tasks'})"
+    return f"{record.job_id} ({count} {'parts' if _is_heterogeneous(view) else 'tasks'})"
+
+
+def _is_heterogeneous(view: RunView) -> bool:
+    return len(view.statuses) > 1 and view.record.array is None
 
 
 def count_tasks(status: JobStatus) -> int:

@@ -19,7 +19,7 @@ def count_gpus_of_node(role: RoleSpec, roles: Roles, layout: TaskLayout, profile
     """Return the GPUs that the job has on each node of a role.
 
     In a component of its own, these are all GPUs of a node whose type the profile names, or as many as the
-    role requests.
+    role requests; none if it requests none.
 
     Args:
         layout: the layout of the main role.
@@ -29,6 +29,6 @@ def count_gpus_of_node(role: RoleSpec, roles: Roles, layout: TaskLayout, profile
         return layout.gpus_per_node
     host = roles.components[number - 1]
     node = find_component_destination(host, profile).node
-    if node is not None:
+    if node is not None and host.options.gpus != 0:
         return node.gpu_count
     return (host.options.gpus or 0) * roles.instances_per_node(host, layout.nodes)

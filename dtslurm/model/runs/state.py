@@ -153,10 +153,13 @@ class JobStatus:
     observed_at: float = 0.0
 
     @property
-    def allocation_id(self) -> str:
-        """The id under which srun starts steps: of a heterogeneous job, that of all its components."""
-        leader, _, component = self.job_id.partition("+")
-        return leader if component else self.raw_id or self.job_id
+    def whole_id(self) -> str:
+        """The job id without the number of a component: ``12`` for ``12+1``, and ``12_3`` for ``12_3``."""
+        return self.job_id.partition("+")[0]
+
+    def step_id(self, component: int = 0) -> str:
+        """Return the id under which srun starts steps in a component; a heterogeneous job has several."""
+        return f"{self.whole_id}+{component}" if "+" in self.job_id else self.raw_id or self.job_id
 
     @property
     def terminal(self) -> bool:

@@ -160,7 +160,7 @@ def _collect_facts(
     gpus_per_node = _gpus_per_node(view.run)
     if not is_latest or is_requeued:
         return JobFacts(
-            job_id=status.job_id,
+            job_id=status.whole_id,
             over=True,
             world_size=view.record.world_size,
             gpus_per_node=gpus_per_node,
@@ -170,7 +170,7 @@ def _collect_facts(
         )
     activity = view.activities.get(status.job_id)
     return JobFacts(
-        job_id=status.job_id,
+        job_id=status.whole_id,
         state=status.state.value,
         over=status.terminal,
         reason=status.reason,

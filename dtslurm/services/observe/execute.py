@@ -127,8 +127,7 @@ def execute(
     argv = run_with_any_python("dtslurm-exec", program, argument, [sys.executable] if is_local else [])
     if not is_local:
         nodes = sorted({process.node for process in processes})
-        component = f"+{processes[0].component}" if processes[0].component else ""
-        job = f"{status.allocation_id}{component}"
+        job = status.step_id(processes[0].component)
         argv = commands.step_of_user(job, nodes, argv, with_terminal=not command)
     if not command:
         return run_interactive(cluster.transport, argv)

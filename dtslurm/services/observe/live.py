@@ -157,7 +157,7 @@ def _observe_ranks(
     pythons = [sys.executable] if is_local else []
     argv = run_with_any_python("dtslurm-live", program, argument, pythons)
     if not is_local:
-        argv = commands.step_beside(status.allocation_id, sorted(by_node), argv)
+        argv = commands.step_beside(status.step_id(), sorted(by_node), argv)
     try:
         result = cluster.transport.run(argv, timeout=_LIMIT_S)
     except CommandTimeout:

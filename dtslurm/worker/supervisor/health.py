@@ -365,6 +365,8 @@ def _run_preflight(supervisor: Any, component: int) -> HealthReport:
     except OSError as error:
         return HealthReport({}, [], [str(error)], [])
     env = {**os.environ, network.KEY: clock.key}
+    if component:  # the CPUs of a rank say nothing about these nodes
+        env = {name: value for name, value in env.items() if not name.endswith("_CPUS_PER_TASK")}
     report = look(
         command(top, nodes, profile_options, head, clock.port, component),
         has_ended=lambda: supervisor.term_at is not None,
