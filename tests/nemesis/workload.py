@@ -185,9 +185,14 @@ class Workload:
             time.sleep(0.5)
 
     def _noted_nodes(self) -> list[str]:
-        """Return the nodes that supervisors of this schedule have excluded, by the events of their runs."""
+        """Return the nodes that supervisors of this schedule have excluded, by the events of their runs.
+
+        Supervisors of the earlier version do not tell later submissions.
+        """
         nodes = set()
         for path in (self.site.disk / "runs").glob(f"s{self.schedule.seed}-*/events.jsonl"):
+            if not (path.parent / "supervisor/worker/supervisor/bad_nodes.py").exists():
+                continue
             for line in path.read_text(errors="replace").splitlines():
                 with contextlib.suppress(ValueError):
                     event = json.loads(line)
