@@ -353,7 +353,7 @@ def _make_row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task:
     return JobRow(
         key=record.token if task is None else f"{record.token}_{task}",
         token=record.token,
-        job_id=status.job_id or record.job_id or "?",
+        job_id=status.whole_id or record.job_id or "?",
         name=record.name,
         cluster=record.cluster,
         state=status.word,
