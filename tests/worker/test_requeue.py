@@ -15,6 +15,7 @@ class Slurm:
     """The functions of the supervisor's Slurm client, with answers that a test sets."""
 
     def __init__(self) -> None:
+        self.may_requeue = True
         self.requeue_answer: tuple[bool, str] = (True, "")
         self.exclude_answer: tuple[bool, str] = (True, "")
         self.call_answer: tuple[int, str] = (0, "")
@@ -24,6 +25,9 @@ class Slurm:
         self.exclusion_answer: tuple[list[str] | None, str] = (["n2"], "")
         self.successor_answer: tuple[str | None, str] = ("18", "")
         self.calls: list[Any] = []
+
+    def can_requeue(self) -> bool:
+        return self.may_requeue
 
     def now(self) -> float:
         return 1000.0
@@ -74,6 +78,13 @@ def continue_job(
 ) -> tuple[str, str]:
     settings = SimpleNamespace(**{"go_on_by": "requeue", "script": "", "start_now": False, **values})
     return requeue.continue_job(settings, str(folder), excluded, limit_at)
+
+
+def test_run_in_an_allocation_is_not_requeued(tmp_path: Path, slurm: Slurm) -> None:
+    slurm.may_requeue = False
+    method, message = continue_job(tmp_path, ("n2",), script="script.sbatch", go_on_by="afterany")
+    assert (method, slurm.calls) == ("", [])
+    assert "not requeued" in message
 
 
 @pytest.mark.parametrize(("limit_at", "until"), [(None, 1300.0), (1200.0, 1200.0), (9000.0, 1300.0)])

@@ -77,7 +77,7 @@ def test_kind_of_an_end_depends_on_its_cause_and_its_blame(cause: str, blame: st
             ended("preempted"),
             {"requeue": False},
             "stop",
-            "the run should continue, but this cluster does not requeue jobs; submit it again",
+            "the run should continue, but the job is not requeued here; submit it again",
         ),
         (ended("killed", node="n2"), {}, "restart", "the failure may not occur again"),
         (ended("hang"), {}, "restart", "the failure may not occur again"),

@@ -298,3 +298,21 @@ def test_f32b_completing_job_needs_its_original_number_of_nodes(
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "9")
     (site / "state").write_text("JobId=17 JobState=COMPLETING Partition=main NumNodes=1\n")
     assert slurm.exclude(["n2"]) == (True, "n2 is not excluded: the job needs 9 of 9 nodes")
+
+
+@pytest.mark.parametrize(
+    ("job", "step", "possible"), [(None, "", False), ("17", "", True), ("17", "17.3", False)]
+)
+def test_only_a_job_of_its_own_can_be_requeued(
+    monkeypatch: pytest.MonkeyPatch, job: str | None, step: str, possible: bool
+) -> None:
+    for name, value in {"SLURM_JOB_ID": job, "DTSLURM_STEP_ID": step or None}.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr(slurm, "call", lambda *_: (0, ""))
+    assert slurm.can_requeue() is possible
+    assert slurm.step_in_allocation() == step
+    if step:
+        assert not slurm.tell_ranks()  # TERM would reach other steps of the allocation

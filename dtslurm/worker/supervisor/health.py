@@ -295,7 +295,7 @@ def before_training(supervisor: Any) -> Optional[int]:
                     "health: node {}, {}: {}".format(report.node, entry["check"], entry["evidence"])
                 )
     requeues = sum(1 for event in ledger.events("decision") if event.get("cause") == "health")
-    may_requeue = os.environ.get("SLURM_JOB_ID") is not None
+    may_requeue = slurm.can_requeue()
     suffices = are_enough(reports, supervisor.components, _count_needed_nodes(supervisor))
     decision = decide(reports, earlier_reports, requeues, may_requeue, are_enough=suffices)
     reasons = {report.node: report.why() for report in reports}

@@ -539,7 +539,7 @@ class Supervisor:
             healthy=[name for name in self.healthy() if name not in self._reserved_nodes()],
             wanted=self.settings.nodes,
             least=self.settings.least_nodes,
-            requeue=os.environ.get("SLURM_JOB_ID") is not None,
+            requeue=slurm.can_requeue(),
             total_left=total_time - self.ledger.seconds_since_first_start(slurm.now())
             if total_time
             else None,
@@ -637,7 +637,7 @@ class Supervisor:
         """
         if self.term_at is None and not self.cancel_by:
             self.cancel_by = time.monotonic() + CANCEL_S
-            slurm.call(["scancel", slurm.own_id()])
+            slurm.call(["scancel", slurm.step_in_allocation() or slurm.own_id()])
         while self.term_at is None and time.monotonic() < self.cancel_by:
             time.sleep(0.1)
         return self.term_at is not None

@@ -17,6 +17,8 @@ def continue_job(
     Returns:
         How the job continues (requeue, afterany or singleton; empty if it does not), and a message about it.
     """
+    if not slurm.can_requeue():
+        return "", "a run in an allocation is not requeued; submit it again"
     until = slurm.now() + PATIENCE_S
     if limit_at is not None:
         until = min(until, limit_at)

@@ -140,9 +140,7 @@ def _continue_run(end: AttemptEnd, means: RecoveryOptions) -> Decision:
     if means.total_left is not None and means.total_left < SHORTEST_SPELL_S:
         return Decision("stop", "the requested total time is over")
     if not means.requeue:
-        return Decision(
-            "stop", "the run should continue, but this cluster does not requeue jobs; submit it again"
-        )
+        return Decision("stop", "the run should continue, but the job is not requeued here; submit it again")
     reasons = {
         "checkpointed": "the ranks saved a checkpoint and requested a requeue",
         "preempted": "the job was preempted",

@@ -75,6 +75,16 @@ def component_id(number: int) -> str:
     return os.environ.get("SLURM_JOB_ID_HET_GROUP_{}".format(number), "")
 
 
+def step_in_allocation() -> str:
+    """Return the id of the step that runs this batch script in an allocation, empty in a job of its own."""
+    return os.environ.get("DTSLURM_STEP_ID", "")
+
+
+def can_requeue() -> bool:
+    """Return whether the job may be requeued: an allocation belongs to its user, not to one of its runs."""
+    return os.environ.get("SLURM_JOB_ID") is not None and not step_in_allocation()
+
+
 def hostnames(nodelist: str) -> List[str]:
     """Return the host names in a node list."""
     code, text = call(["scontrol", "show", "hostnames", nodelist])
@@ -236,9 +246,9 @@ def tell_ranks() -> bool:
     """Send TERM to the ranks; return whether that succeeded.
 
     Uses scancel, because srun kills the ranks on TERM. Sends nothing under the embedded scheduler, whose srun
-    forwards TERM.
+    forwards TERM; nor in an allocation, where other steps may run.
     """
-    if "SLURM_LOCAL_STATE" in os.environ:
+    if "SLURM_LOCAL_STATE" in os.environ or step_in_allocation():
         return False
     return call(["scancel", "--signal=TERM", own_id()])[0] == 0
 
