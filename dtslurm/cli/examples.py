@@ -12,6 +12,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "dtslurm submit -N 2 --gpus-per-node 8 -t 8:00:00 train.py",
         "dtslurm submit --cluster perlmutter --max-restarts 3 --follow train.py",
         "dtslurm submit job.yaml --set lr=1e-3 -- --epochs 2",
+        "dtslurm submit --in 17 -f train.py",
+    ),
+    "alloc": (
+        "dtslurm alloc -N 2 --gpus-per-node 8 -t 4:00:00",
+        "dtslurm alloc -N 16 -t 2:00:00 --idle 10m",
     ),
     "render": (
         "dtslurm render -N 2 -l torchrun train.py > job.sbatch",

@@ -10,9 +10,11 @@ from dtslurm.cli.printing import output
 from dtslurm.cli.printing.screen import PlainScreen, Screen, TerminalScreen, open_live_screen
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.logs.logs import LogFilter, follow
+from dtslurm.services.runs.control import cancel_in_allocation
 from dtslurm.services.runs.runs import words_for_all
 from dtslurm.services.runs.status import RunView
 from dtslurm.services.wiring.context import Context
+from dtslurm.slurm.arrays import is_step_id
 
 
 def follow_to_end(
@@ -22,17 +24,19 @@ def follow_to_end(
     *,
     on_stderr: bool = False,
     fold: bool | None = None,
+    cancels_in_allocation: bool = False,
 ) -> RunView:
     """Show the run's output until the run ends; return its last view.
 
     Args:
+        cancels_in_allocation: as in `report_continuing_jobs`.
         on_stderr: print to stderr, because stdout is for data.
         fold: merge equal lines of several ranks; None: only on a terminal.
     """
     last_view: list[RunView] = []
 
     with (
-        report_continuing_jobs(context, [record]),
+        report_continuing_jobs(context, [record], cancels_in_allocation=cancels_in_allocation),
         _open_screen(record, on_stderr=on_stderr, fold=fold) as screen,
     ):
 
@@ -47,11 +51,20 @@ def follow_to_end(
 
 
 @contextmanager
-def report_continuing_jobs(context: Context, records: Sequence[JobRecord]) -> Iterator[None]:
-    """Tell the user on Ctrl-C that the jobs continue."""
+def report_continuing_jobs(
+    context: Context, records: Sequence[JobRecord], *, cancels_in_allocation: bool = False
+) -> Iterator[None]:
+    """Tell the user on Ctrl-C that the jobs continue.
+
+    Args:
+        cancels_in_allocation: cancel a run in an allocation instead, which its user holds to start the next.
+    """
     try:
         yield
     except KeyboardInterrupt:
+        if cancels_in_allocation and is_step_id(records[0].job_id or ""):
+            output.note(cancel_in_allocation(context, records[0]))
+            raise
         jobs = words_for_all(context, records)
         if len(records) == 1:
             output.note(f"the job continues; dtslurm logs -f {jobs} follows it again")

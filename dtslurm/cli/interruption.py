@@ -12,9 +12,11 @@ from dtslurm.cli.printing import output
 from dtslurm.errors import SubmitInterrupted
 from dtslurm.interrupts import EXIT_CODE
 from dtslurm.model.runs.record import JobRecord
+from dtslurm.services.runs.control import cancel_in_allocation
 from dtslurm.services.runs.runs import describe_queued
 from dtslurm.services.submit.submit import NO_JOB
 from dtslurm.services.wiring.context import Context
+from dtslurm.slurm.arrays import is_step_id
 
 
 @contextmanager
@@ -35,6 +37,8 @@ def report_interruption(context: Context, queued: Sequence[JobRecord]) -> Iterat
                 output.note(str(interrupt))
             if interrupt.record is not None and interrupt.record not in records:
                 records.append(interrupt.record)
-        if records:
+        if len(records) == 1 and is_step_id(records[0].job_id or ""):
+            output.note(f"interrupted: {cancel_in_allocation(context, records[0])}")
+        elif records:
             output.note(f"interrupted: {describe_queued(context, records)}")
         raise click.exceptions.Exit(EXIT_CODE) from None

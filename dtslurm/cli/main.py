@@ -59,6 +59,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "dtslurm.cli.commands.sweep:sweep",
         "Show a sweep's trials and results; rerun failed trials.",
     ),
+    "alloc": ("dtslurm.cli.commands.alloc:alloc", "Hold an allocation, in which scripts start at once."),
     "hold": ("dtslurm.cli.commands.control:hold", "Hold pending runs."),
     "release": ("dtslurm.cli.commands.control:release", "Release held runs."),
     "plan": (

@@ -19,14 +19,23 @@ transport_option = click.option(
     help="Set how dtslurm reaches the cluster.",
 )
 
-_JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+_node_type_option = click.option(
+    "--node-type", metavar="NAME", help="Select one of the profile's node types."
+)
+_sbatch_option = click.option(
+    "--sbatch",
+    multiple=True,
+    metavar="--OPTION",
+    help="Pass an option to sbatch. sbatch's own names work too: --exclusive, --comment TEXT.",
+)
+
+_RESOURCE_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--cluster",
         metavar="NAME",
         shell_complete=completers.complete_clusters,
         help="Use this profile. [default: see dtslurm doctor]",
     ),
-    click.option("-J", "--job-name", metavar="NAME", help="Name the job. [default: the script's name]"),
     click.option("-N", "--nodes", type=int, metavar="N", help="Set the number of nodes. [default: 1]"),
     click.option(
         "--gpus-per-node",
@@ -52,6 +61,10 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("-x", "--exclude", metavar="NODES"),
     click.option("-w", "--nodelist", metavar="NODES"),
     click.option("--reservation", metavar="NAME"),
+)
+_JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    *_RESOURCE_OPTIONS,
+    click.option("-J", "--job-name", metavar="NAME", help="Name the job. [default: the script's name]"),
     click.option("-a", "--array", metavar="INDICES", help="Submit a job array, such as 0-9 or 0-99%10."),
     click.option(
         "-o",
@@ -61,7 +74,7 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option("-e", "--error", metavar="PATTERN", help="Write the batch script's stderr also to a file."),
     click.option("-d", "--dependency", metavar="EXPR", help="Set a dependency, such as afterok:1234."),
-    click.option("--node-type", metavar="NAME", help="Select one of the profile's node types."),
+    _node_type_option,
     click.option(
         "-l",
         "--launcher",
@@ -164,12 +177,7 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         metavar="PATTERN",
         help="Register these files of the run directory as results.",
     ),
-    click.option(
-        "--sbatch",
-        multiple=True,
-        metavar="--OPTION",
-        help="Pass an option to sbatch. sbatch's own names work too: --exclusive, --comment TEXT.",
-    ),
+    _sbatch_option,
     click.option("--template", metavar="FILE", help="Use your own base template."),
     click.option(
         "--python", metavar="FILE", help="Set the interpreter. [default: the active environment's, or uv's]"
@@ -223,7 +231,7 @@ SECTIONS = {
     "Slurm options": (
         "cluster", "job_name", "nodes", "gpus_per_node", "ntasks_per_node", "cpus_per_task", "mem", "time",
         "partition", "account", "qos", "constraint", "exclude", "nodelist", "reservation", "array",
-        "dependency", "output", "error", "node_type", "sbatch",
+        "dependency", "output", "error", "node_type", "allocation", "sbatch",
     ),
     "Launcher and environment": (
         "launcher", "launcher_options", "container", "container_mounts", "env", "secrets", "setup",
@@ -242,6 +250,13 @@ SECTIONS = {
 def job_options(command: _Command) -> _Command:
     """Add the options that describe a job."""
     for add_option in reversed(_JOB_OPTIONS):
+        command = add_option(command)
+    return command
+
+
+def resource_options(command: _Command) -> _Command:
+    """Add the options that describe the resources of a job."""
+    for add_option in reversed((*_RESOURCE_OPTIONS, _node_type_option, _sbatch_option, transport_option)):
         command = add_option(command)
     return command
 

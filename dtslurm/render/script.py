@@ -27,6 +27,7 @@ from dtslurm.worker.sampler_values import plain_nodes
 
 _RESTARTS = 3  # if restarts are requested without a number
 _BASE = "base.sbatch.j2"
+_IDLE_POLL_S = 300  # between an allocation's queries of its steps, at most
 # When a task fails, srun either ends the other tasks of the step, or (elastic) lets them continue. A task
 # that exits without an error ends no other task (--wait=0 overrides the cluster's WaitTime), because rank 0
 # may save or evaluate long after the other ranks.
@@ -111,6 +112,7 @@ def render(
             )
         ),
         "extra_nodes": spec.extra_nodes,
+        "in_allocation": spec.allocation is not None,
         "roles": bool(spec.other_roles),
         "addressed_variables": addressed,
         "secrets": tuple(map(RawShell, spec.secrets)),
@@ -136,6 +138,13 @@ def render(
     roles = role_files(engine, spec, profile, values, _containers_of_roles(spec, site, layout, exported))
     values["task_files"] = _task_files(engine, spec, layout, launcher, values, roles)
     name = _BASE if spec.template is None else Path(spec.template).name
+    if spec.idle_limit is not None:
+        name = "allocation.sbatch.j2"
+        values |= {
+            "idle_limit": spec.idle_limit,
+            "idle_poll": min(max(spec.idle_limit // 6, 1), _IDLE_POLL_S),
+            "rendezvous": False,
+        }
     script = engine.render(name, values)
     check(script, name)
     return Submission(
@@ -145,7 +154,31 @@ def render(
         layout=layout,
         run_dir=run_place.directory,
         script=script.rstrip("\n") + "\n",
+        step_script=_render_step_script(engine, spec, values, directives),
     )
+
+
+def _render_step_script(
+    engine: Engine, spec: JobSpec, values: Mapping[str, object], directives: Directives
+) -> str:
+    """Return the script that runs the batch script as a step of an allocation; empty for a job of its own."""
+    if spec.allocation is None:
+        return ""
+    variables = {
+        "SLURM_JOB_NODELIST": ",".join(spec.allocation.nodes),
+        "SLURM_NODELIST": ",".join(spec.allocation.nodes),
+        "SLURM_JOB_NUM_NODES": str(len(spec.allocation.nodes)),
+        "SLURM_NNODES": str(len(spec.allocation.nodes)),
+        "SLURM_JOB_NAME": spec.name,
+        "SLURM_SUBMIT_DIR": spec.work_dir,
+    }
+    if tasks := directives.value("ntasks-per-node"):
+        variables["SLURM_NTASKS"] = str(int(tasks) * len(spec.allocation.nodes))
+    for name in ("ntasks-per-node", "cpus-per-task", "gpus-per-node"):
+        if value := directives.value(name):
+            variables[f"SLURM_{name.replace('-', '_').upper()}"] = value
+    slurm_variables = [{"name": RawShell(name), "value": value} for name, value in variables.items()]
+    return engine.render("attempt/allocation.sh.j2", {**values, "slurm_variables": slurm_variables})
 
 
 def _containers_of_roles(

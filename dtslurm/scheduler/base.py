@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # these imports would double the import time of a status quer
     from dtslurm.model.cluster import ClusterProfile
     from dtslurm.model.jobs.job import Submission
     from dtslurm.model.nodes import ListedNode
+    from dtslurm.model.runs.allocation import HeldAllocation
     from dtslurm.transport.base import Completed
 
 Look = Callable[[Mapping[str, Sequence[JobStatus]]], None]
@@ -156,6 +157,19 @@ class CommandScheduler(Protocol):
         Raises:
             SubmitRejected, SubmitUnknown, SlurmUnavailable: as `Scheduler.submit`.
             CommandNotFound, HostUnavailable: ``answer`` itself, if it proves that there is no job.
+        """
+        ...
+
+
+@runtime_checkable
+class AllocationReader(Protocol):
+    """A scheduler whose running jobs can run further steps."""
+
+    def read_allocation(self, job_id: str) -> HeldAllocation | None:
+        """Return a job with its nodes and the runs in it, None if the scheduler knows no such job.
+
+        Raises:
+            SlurmUnavailable: the scheduler did not answer.
         """
         ...
 

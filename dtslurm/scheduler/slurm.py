@@ -26,7 +26,7 @@ from dtslurm.scheduler.partial_results import parse_partial_result
 from dtslurm.scheduler.site_answers import AnswerCache, SiteAnswers
 from dtslurm.scheduler.slurm_client import SlurmClient, failure
 from dtslurm.slurm import commands, parse
-from dtslurm.slurm.arrays import base_id, is_valid_job_id
+from dtslurm.slurm.arrays import base_id, is_step_id, is_valid_job_id
 from dtslurm.slurm.parse_errors import Trouble, classify_error, distinct_lines, hint_for
 from dtslurm.transport.base import Completed, Transport
 
@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from dtslurm.model.cluster import ClusterProfile
     from dtslurm.model.jobs.job import Submission
     from dtslurm.model.nodes import ListedNode
+    from dtslurm.model.runs.allocation import HeldAllocation
 
 # Pauses between accounting queries for one job: accounting lags, and all users share its database.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 600.0
+_FIRST_PAUSE_OF_STEP_S = 1.0  # squeue never shows how a step ended
 _ENDED_MAX_AGE_S = 86400.0
 
 # Failures of sbatch that certainly queued no job, and after which a new attempt may succeed.
@@ -68,6 +70,7 @@ class SlurmScheduler:
         self._live: list[JobStatus] = []
         self._ended: dict[tuple[str, int | None], JobStatus] = {}
         self._accounting_queries: dict[str, tuple[float, int]] = {}
+        self._has_steps = False
         self._site_answers = SiteAnswers(clock, shared_cache, scope)
         self._completed_profile: tuple[float, ClusterProfile, ClusterProfile] | None = None
 
@@ -87,6 +90,7 @@ class SlurmScheduler:
             looked=dict(self._accounting_queries),
             accounting=self._slurm.accounting,
             columns=self._slurm.columns,
+            has_steps=self._has_steps,
         )
 
     @memory.setter
@@ -99,6 +103,7 @@ class SlurmScheduler:
         self._ended = {(job.job_id, job.submit_time): job for job in queue_memory.ended}
         self._accounting_queries = dict(queue_memory.looked)
         self._slurm.accounting, self._slurm.columns = queue_memory.accounting, queue_memory.columns
+        self._has_steps = queue_memory.has_steps
 
     def profile(self, profile: ClusterProfile) -> ClusterProfile:
         """Add partitions and node types to a profile that lacks them; see `Scheduler.profile`."""
@@ -186,7 +191,15 @@ class SlurmScheduler:
         return self.read_submit_answer(submission, answer)
 
     def submit_command(self, submission: Submission, script_path: str) -> list[str]:
-        """Return sbatch's command line; see `CommandScheduler.submit_command`."""
+        """Return the command line of sbatch, or of srun in an allocation; see `CommandScheduler`."""
+        if submission.allocation is not None:
+            return commands.start_in_allocation(
+                submission.allocation.job_id,
+                submission.allocation.nodes[0],
+                submission.run_dir,
+                name=submission.comment,
+                exports_environment="#SBATCH --export=NONE" not in submission.script,
+            )
         return commands.sbatch(
             script_path, comment=submission.full_comment, work_dir=submission.spec.work_dir
         )
@@ -214,6 +227,10 @@ class SlurmScheduler:
             )
         if kind in _NOTHING_QUEUED:
             raise failure(answer)
+        if submission.allocation is not None:
+            raise SubmitRejected(
+                f"the run did not start in allocation {submission.allocation.job_id}", evidence=evidence
+            )
         raise SubmitRejected("sbatch refused the job", evidence=evidence, hint=hint_for(answer.stderr))
 
     def _find_after_lost_answer(self, comment: str, evidence: Sequence[str]) -> str:
@@ -239,10 +256,11 @@ class SlurmScheduler:
         """Find this user's job by the comment of its submission; see `Scheduler.find`."""
         # A site's plugin may add text to the comment.
         pattern = re.compile(rf"(?<![\w:-]){re.escape(comment)}(?![\w:-])")
-        for list_jobs in (self._slurm.jobs, self._slurm.all_accounted):
-            base_ids = sorted(
-                {int(base_id(job.job_id)) for job in list_jobs() if pattern.search(job.comment)}
-            )
+        for list_jobs in (self._slurm.jobs, self._slurm.steps, self._slurm.all_accounted):
+            matches = [job for job in list_jobs() if pattern.search(job.comment)]
+            if matches and is_step_id(matches[0].job_id):
+                return matches[0].job_id
+            base_ids = sorted({int(base_id(job.job_id)) for job in matches})
             if base_ids:
                 return str(base_ids[0])
         return None
@@ -254,11 +272,49 @@ class SlurmScheduler:
         report: jobs that have left the queue, and exit codes.
         """
         started_at = self._slurm.clock()
-        self._live = self._slurm.jobs()
+        self._live = self._list_jobs(with_steps=self._needs_steps(job_ids))
         self._queried_at, self._query_duration_s = started_at, self._slurm.clock() - started_at
         live = JobTable(self._live)
+        self._update_ended_steps([job_id for job_id in job_ids if is_step_id(job_id)], live)
         self._update_ended({job_id: live.belonging(job_id) for job_id in job_ids})
         return self.recall(job_ids)
+
+    def _needs_steps(self, job_ids: Sequence[str]) -> bool:
+        """Return whether the steps of jobs must be listed too: for runs in allocations.
+
+        Other processes read the answer, so steps are listed as long as a run in an allocation is.
+        """
+        has_runs = self._has_steps and any(
+            is_step_id(job.job_id) and OUR_MARK in job.comment for job in self._live
+        )
+        return has_runs or any(is_step_id(job_id) for job_id in job_ids)
+
+    def _list_jobs(self, *, with_steps: bool) -> list[JobStatus]:
+        jobs = self._slurm.jobs()
+        self._has_steps = with_steps
+        if not with_steps:
+            return jobs
+        allocations = {job.job_id: job for job in jobs}
+        # A step has no time limit of its own: it ends with its allocation.
+        return jobs + [
+            replace(step, time_left=job.time_left, partition=job.partition)
+            if (job := allocations.get(step.raw_id)) is not None
+            else step
+            for step in self._slurm.steps()
+        ]
+
+    def _update_ended_steps(self, step_ids: Sequence[str], live: JobTable) -> None:
+        """Query accounting for steps that squeue does not list any more."""
+        known = {job.job_id for job in self._ended.values() if job.state.ended}
+        due_ids = [
+            step_id
+            for step_id in step_ids
+            if step_id not in known and not live.belonging(step_id) and self._is_accounting_query_due(step_id)
+        ]
+        if due_ids:
+            self._record_accounting_queries(due_ids)
+            ended_steps = [step for step in self._slurm.accounted_steps(due_ids) if step.state.ended]
+            self._store_ended(ended_steps)
 
     def recall(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
         """Return the status records of jobs from ``memory`` alone; see `SharedScheduler.recall`."""
@@ -271,7 +327,24 @@ class SlurmScheduler:
 
     def own_jobs(self) -> list[JobStatus]:
         """Return dtslurm's jobs in the last answer of `query`; see `QueueLister.own_jobs`."""
-        return [job for job in self._live if OUR_MARK in job.comment]
+        return [job for job in self._live if OUR_MARK in job.comment and not is_step_id(job.job_id)]
+
+    def read_allocation(self, job_id: str) -> HeldAllocation | None:
+        """Return a job with its nodes and runs, in 2 requests; see `AllocationReader.read_allocation`."""
+        from dtslurm.slurm import parse_scontrol
+
+        uid = self._slurm.require().uid
+        output = self._slurm.ask(commands.show_job(job_id), absent_ok=True)
+        held = parse_scontrol.allocation(output, uid=uid, observed_at=self._slurm.clock())
+        if held is None or held.job.state is not JobState.RUNNING:
+            return held
+        steps = [step for step in self._slurm.steps() if step.raw_id == held.job.job_id]
+        config = parse_scontrol.config(self._query_cluster(commands.show_config()))
+        return replace(
+            held,
+            runs=tuple(step.job_id for step in steps if OUR_MARK in step.comment),
+            version=config.get("SLURM_VERSION", ""),
+        )
 
     def runs(self, job_id: str) -> list[JobStatus]:
         """Return all accounting records of a job; see `SharedScheduler.runs`."""
@@ -334,10 +407,12 @@ class SlurmScheduler:
     def _is_accounting_query_due(self, key: str) -> bool:
         """Return whether accounting may be queried for an ended job now.
 
-        The first query is due at once; the pause before each further one doubles, from 60 s to at most 600 s.
+        The first query is due at once; the pause before each further one doubles, from 60 s (1 s for a step)
+        to at most 600 s.
         """
         queried_at, count = self._accounting_queries.get(key, (0.0, 0))
-        pause = min(_FIRST_PAUSE_S * 2.0 ** (count - 1), _LONGEST_PAUSE_S) if count else 0.0
+        first_pause = _FIRST_PAUSE_OF_STEP_S if is_step_id(key) else _FIRST_PAUSE_S
+        pause = min(first_pause * 2.0 ** (count - 1), _LONGEST_PAUSE_S) if count else 0.0
         return not 0 <= self._slurm.clock() - queried_at < pause
 
     def _record_accounting_queries(self, keys: Iterable[str]) -> None:
@@ -409,8 +484,10 @@ class SlurmScheduler:
         if inspect_jobs is not None:
             inspect_jobs(jobs_by_id)
         running_ids = [job_id for job_id, jobs in jobs_by_id.items() if any(not job.terminal for job in jobs)]
-        if running_ids:
-            self._slurm.change(commands.scancel(running_ids))
+        if step_ids := [job_id for job_id in running_ids if is_step_id(job_id)]:
+            self._slurm.change(commands.end_step(step_ids))
+        if whole_jobs := [job_id for job_id in running_ids if not is_step_id(job_id)]:
+            self._slurm.change(commands.scancel(whole_jobs))
         # scancel says nothing about ids it does not know, and exits with 0 (22.05).
         unknown_ids = [job_id for job_id, jobs in jobs_by_id.items() if not jobs]
         if unknown_ids:
@@ -437,7 +514,7 @@ class SlurmScheduler:
         self._change(commands.release, job_ids, inspect_jobs)
 
     def _query_live(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
-        live = JobTable(self._slurm.jobs())
+        live = JobTable(self._list_jobs(with_steps=any(map(is_step_id, job_ids))))
         return {job_id: live.belonging(job_id) for job_id in job_ids}
 
     def _change(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dtslurm.errors import CommandNotFound, CommandTimeout, JobNotFound, SlurmError, SlurmUnavailable
 from dtslurm.model.runs.state import JobStatus
 from dtslurm.model.values import dataclass
-from dtslurm.slurm import commands, parse
+from dtslurm.slurm import commands, parse, steps
 from dtslurm.slurm.fields import SACCT
 from dtslurm.slurm.parse_errors import Trouble, classify_error, distinct_lines, hint_for, private
 from dtslurm.transport.base import Completed, Transport
@@ -162,6 +162,22 @@ class SlurmClient:
         uid = self.require().uid
         output = self.ask(commands.squeue(), absent_ok=True)
         return parse.squeue(output, uid=uid, observed_at=now).jobs
+
+    def steps(self) -> list[JobStatus]:
+        """List the running steps of the user's jobs, in one request."""
+        uid = self.require().uid
+        output = self.ask(commands.squeue_steps(), absent_ok=True)
+        return steps.running(output, uid=uid, observed_at=self.clock())
+
+    def accounted_steps(self, step_ids: Sequence[str]) -> list[JobStatus]:
+        """Return the accounting records of steps; empty if accounting is off or does not answer."""
+        if not self.accounting or not step_ids:
+            return []
+        try:
+            output = self._run_sacct(commands.sacct_steps(step_ids))
+        except (CommandNotFound, CommandTimeout):
+            return []
+        return steps.accounted(output, observed_at=self.clock())
 
     def accounted(self, job_ids: Sequence[str]) -> list[JobStatus]:
         """Return all accounting records of the jobs; empty if accounting is off or does not answer."""

@@ -1,10 +1,11 @@
-"""Job ids in the forms that Slurm prints: ``17``, ``17_3``, ``17_[1-9:2%4]``, ``12+1``."""
+"""Job ids in the forms that Slurm prints: ``17``, ``17_3``, ``17_[1-9:2%4]``, ``12+1``; steps as ``17.0``."""
 
 from __future__ import annotations
 
 import re
 
 _ID = re.compile(r"(\d{1,15})(?:_(\d{1,15}|\[[^\]]*\]?)|\+(\d{1,15}))?")
+_STEP_ID = re.compile(r"\d{1,15}\.\d{1,15}")
 _RANGE = re.compile(r"(\d{1,15})(?:-(\d{1,15}))?(?::(\d{1,15}))?")
 
 
@@ -17,6 +18,11 @@ def base_id(job_id: str) -> str:
 def is_valid_job_id(job_id: str) -> bool:
     """Return whether the text is a job id in a form that Slurm's commands accept."""
     return _ID.fullmatch(job_id) is not None
+
+
+def is_step_id(text: str) -> bool:
+    """Return whether the text is the id of a numbered step of a job, such as ``17.0``."""
+    return _STEP_ID.fullmatch(text) is not None
 
 
 def array_of_task(text: str) -> str:
@@ -48,7 +54,7 @@ def parse_throttle(expression: str) -> int | None:
 def matches_job_id(listed_id: str, requested_id: str) -> bool:
     """Return whether the listed job is the requested one, a part of it, or a folded record with it.
 
-    ``17`` matches ``17_3`` and ``17+1``; ``17_3`` also matches ``17_[1-9]``.
+    ``17`` matches ``17_3`` and ``17+1``; ``17_3`` also matches ``17_[1-9]``. A step matches only itself.
 
     Args:
         listed_id: the job id as Slurm lists it.
@@ -56,6 +62,8 @@ def matches_job_id(listed_id: str, requested_id: str) -> bool:
     """
     if listed_id == requested_id:
         return True
+    if is_step_id(listed_id) or is_step_id(requested_id):
+        return False
     asked_base, listed_base = base_id(requested_id), base_id(listed_id)
     if asked_base != listed_base:
         return False

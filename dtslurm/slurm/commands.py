@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtslurm.slurm.fields import FIELD_END, SQUEUE_FORMAT, Field
+from dtslurm.slurm.fields import FIELD_END, SQUEUE_FORMAT, STEP_FORMAT, STEP_SACCT, Field
 
 # Prints the user id, the missing programs and whether the file in SLURM_CONF is readable: if it is missing,
 # every Slurm command waits 60 s (22.05).
@@ -22,13 +22,15 @@ done
 """
 
 
+STEP_SCRIPT = "step_of_allocation.sh"  # in the run directory of a run in an allocation
+
 # Requests to the controller; sacct queries the database instead.
 _COSTS = {"squeue": 2, "sacct": 0, "sh": 0}
 
 
 def cost(argv: Sequence[str]) -> int:
     """Return how many requests to the controller the command makes (measured on 22.05)."""
-    return _COSTS.get(argv[0], 1)
+    return 1 if "--steps" in argv else _COSTS.get(argv[0], 1)
 
 
 # Shell code: if Slurm's commands are not on PATH, append the PATH of a login shell.
@@ -56,6 +58,17 @@ def test_only() -> list[str]:
 def squeue() -> list[str]:
     """Return the command that lists the caller's jobs that Slurm still knows, also ended ones: 2 requests."""
     return ["squeue", "--local", "--me", "-h", "-t", "all", "-o", SQUEUE_FORMAT]
+
+
+def squeue_steps() -> list[str]:
+    """Return the command that lists the steps of the caller's running jobs: 1 request."""
+    return ["squeue", "--local", "--me", "-h", "--steps", "-o", STEP_FORMAT]
+
+
+def sacct_steps(step_ids: Sequence[str]) -> list[str]:
+    """Return the sacct command for steps of jobs: one record per step."""
+    columns = ",".join(STEP_SACCT)
+    return ["sacct", "-n", "-P", f"--delimiter={FIELD_END}", "-D", "-j", ",".join(step_ids), "-o", columns]
 
 
 def sacct_fields() -> list[str]:
@@ -143,6 +156,14 @@ def scancel(job_ids: Sequence[str]) -> list[str]:
     return ["scancel", *job_ids]
 
 
+def end_step(step_ids: Sequence[str]) -> list[str]:
+    """Return the command that lets runs in an allocation end.
+
+    The script of `start_in_allocation` acts on URG, which all other processes of the step ignore.
+    """
+    return ["scancel", "--signal=URG", *step_ids]
+
+
 def signal(job_ids: Sequence[str], name: str) -> list[str]:
     """Return the command that sends a signal to the tasks of jobs."""
     return ["scancel", f"--signal={name}", *job_ids]
@@ -174,6 +195,46 @@ def shell(job_id: str, node: str) -> list[str]:
     return [
         "srun", *_within(job_id), "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0",
         "--pty", "bash", "-l",
+    ]  # fmt: skip
+
+
+# Starts srun in a session of its own and prints the step's id, which the step itself prints first. The caller
+# may be in an allocation, whose variables would change the options of srun.
+_START_STEP = r"""log=$1
+shift
+for name in $(env | sed -n 's/^\(S\(LURM\|RUN\)_[A-Z0-9_]*\)=.*/\1/p' | grep -vx SLURM_CONF); do
+  unset "$name"
+done
+: >"$log" || exit
+setsid "$@" </dev/null >"$log" 2>&1 &
+while ! sed -n '/^dtslurm: step /{s///p;q;}' "$log" | grep . ; do
+  if ! kill -0 $! 2>/dev/null && ! grep -q '^dtslurm: step ' "$log"; then
+    cat "$log" >&2
+    exit 1
+  fi
+  sleep 0.2
+done
+"""
+
+
+def start_in_allocation(
+    job_id: str, node: str, run_dir: str, *, name: str, exports_environment: bool
+) -> list[str]:
+    """Return the command that starts a run as a step on a node of a running job and prints the step's id.
+
+    srun goes on in the background. If it is killed, the step continues. The step takes no resources from the
+    steps of the ranks.
+
+    Args:
+        name: the name of the step, by which the run is found.
+        exports_environment: whether the step gets the caller's environment, as with sbatch's default.
+    """
+    variables = "ALL" if exports_environment else "HOME,USER,LOGNAME,SHELL"
+    return [
+        "sh", "-c", _START_STEP, "sh", f"{run_dir}/logs/srun.log",
+        "srun", f"--jobid={job_id}", f"--job-name={name}", "--nodes=1", "--ntasks=1", f"--nodelist={node}",
+        "--overlap", "--mem=0", "--gres=none", "--cpu-bind=none", "--mpi=none", "--immediate=20",
+        f"--export={variables}", "--chdir=/", "/bin/bash", "-l", f"{run_dir}/{STEP_SCRIPT}",
     ]  # fmt: skip
 
 

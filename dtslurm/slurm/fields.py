@@ -109,4 +109,8 @@ FIELDS = (
 SQUEUE = tuple(field for field in FIELDS if field.squeue)
 SACCT = tuple(field for field in FIELDS if field.sacct)
 
+# The columns of `squeue --steps`, and those of sacct for steps. In both, the name is the last one.
+STEP_FORMAT = FIELD_END.join(("%i", "%U", "%S", "%N", "%P", "%j")) + RECORD_END
+STEP_SACCT = ("JobID", "State", "ExitCode", "Start", "End", "NodeList", "JobName")
+
 SQUEUE_FORMAT = FIELD_END.join(field.squeue or "" for field in SQUEUE) + RECORD_END

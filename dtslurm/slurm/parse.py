@@ -20,7 +20,7 @@ from dtslurm.slurm.fields import FIELD_END, RECORD_END, SACCT, SQUEUE, Field, ha
 if TYPE_CHECKING:
     from dtslurm.model.nodes import ListedNode
 
-_JOB_ID = re.compile(r"(\d{1,15})(?:;([^\s;]+))?")
+_JOB_ID = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)(?:;([^\s;]+))?")
 _SACCT_ROW_START = re.compile(rf"\d+{FIELD_END}\d[^{FIELD_END}]*{FIELD_END}")
 _MAX_SHOWN_CHARS = 200
 _NO_LIMIT_S = 365 * 86400
@@ -177,11 +177,13 @@ def select_supported_fields(fields: Sequence[Field], helpformat: str) -> tuple[F
 def parse_submitted_id(output: str) -> str | None:
     """Return the job id from the output of ``sbatch --parsable``, or None if there is none.
 
+    The command that starts a run in an allocation prints the id of a step.
+
     A site's plugin may print lines before the id, and ``;cluster`` may follow it.
     """
     for line in reversed(output.split("\n")):
         match = _JOB_ID.fullmatch(line.strip())
-        if match and int(match[1]) > 0:
+        if match and int(match[1].partition(".")[0]) > 0:
             return match[1]
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from dtslurm.model.runs.allocation import HeldAllocation
 from dtslurm.model.runs.state import JobStatus
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.model.values import dataclass
@@ -72,6 +73,37 @@ def _parse_job(record: str, observed_at: float) -> JobStatus:
         "name": name[1] if name else "",
     }
     return status(values, "scontrol", observed_at)
+
+
+def allocation(output: str, *, uid: int | None, observed_at: float) -> HeldAllocation | None:
+    """Parse ``scontrol -o show job`` of one job as an allocation; None if it shows no job.
+
+    Of an array or a heterogeneous job, the first part is returned.
+    """
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+
+    records = _split_records(output, "JobId")
+    found = jobs(records[0], observed_at=observed_at).jobs if records else []
+    if not found:
+        return None
+    user, job = _USER_ID.search(records[0]), found[0]
+    name = _JOB_NAME.search(records[0])
+    text = records[0][name.end() :] if name else records[0]
+    try:
+        nodes = tuple(NodeSet(job.nodelist))
+    except NodeSetException:
+        nodes = ()
+    resources = _get_value(text, "AllocTRES") or _get_value(text, "TRES")
+    gpus = re.search(r"(?:^|,)gres/gpu=(\d+)", resources)
+    count = max(1, len(nodes))
+    return HeldAllocation(
+        job=job,
+        is_own=uid is None or user is None or int(user[1]) == uid,
+        nodes=nodes,
+        gpus_per_node=int(gpus[1]) // count if gpus else 0,
+        cpus_per_node=(fields.count(_get_value(text, "NumCPUs")) or 0) // count,
+        runs=(),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

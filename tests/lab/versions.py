@@ -44,7 +44,9 @@ COLUMNS = {
         "test_logs", "test_top", "test_sampler", "test_report", "test_report_look", "test_usage",
         "test_durations",
     ),
-    "diagnose": ("test_diagnose", "test_live", "test_exec", "test_stalled", "test_ranks_apart"),
+    "diagnose": (
+        "test_diagnose", "test_live", "test_exec", "test_allocation", "test_stalled", "test_ranks_apart",
+    ),
     "signals, survival, health": (
         "test_signals", "test_survive", "test_survival", "test_health", "test_elastic", "test_held",
         "test_supervisor_killed", "test_clock_skew", "test_lost_agents",

@@ -26,10 +26,9 @@ def test_shell_needs_one_place_a_terminal_and_ssh(
     monkeypatch: pytest.MonkeyPatch, ranks: int, has_terminal: bool, transport: str, problem: str | None
 ) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: has_terminal))
-    processes: Any = [SimpleNamespace(label=str(rank)) for rank in range(ranks)]
     link: Any = SimpleNamespace(name=transport, host="login1")
     if problem is None:
-        execute._check_shell(processes, link, "17")
+        execute._check_shell(ranks, link, "17")
         return
     with pytest.raises(RequestInvalid, match=problem):
-        execute._check_shell(processes, link, "17")
+        execute._check_shell(ranks, link, "17")

@@ -20,6 +20,7 @@ from dtslurm.services.runs.runs import selector_arguments, words_for_all
 from dtslurm.services.submit.job_file import JobToSubmit, Planned, is_job_file, load_jobs
 from dtslurm.services.submit.prepare import Prepared, prepare
 from dtslurm.services.wiring.context import Context
+from dtslurm.slurm.arrays import is_step_id
 
 if TYPE_CHECKING:
     from dtslurm.services.runs.status import RunView
@@ -141,6 +142,12 @@ def _submission_values(submission: Submission) -> dict[str, Any]:
 @job_options
 @_set_option
 @_stage_option
+@click.option(
+    "--in",
+    "allocation",
+    metavar="JOBID",
+    help="Run at once in this running job of yours, as a step, without queueing.",
+)
 @click.option("-y", "--yes", is_flag=True, help="Queue a sweep of very many trials without confirmation.")
 @click.option("--dry-run", is_flag=True, help="Print exactly what would be queued, without queueing it.")
 @click.option("--parsable", is_flag=True, help="Print only the job id.")
@@ -172,6 +179,8 @@ def submit(
     context = Context(dry_run=dry_run)
     start_time = context.clock()
     jobs_to_submit = load_jobs(context, JobRequest(script=script, args=args, **options), assignments, stage)
+    if options["allocation"] is not None and not all(job.plain for job in jobs_to_submit):
+        raise RequestInvalid(["stages and sweeps contradict --in: an allocation runs one job at a time"])
     if follow and not all(job.plain for job in jobs_to_submit):
         raise RequestInvalid(
             ["--follow shows a single job, and this request has several jobs; --wait waits for all of them"]
@@ -194,10 +203,12 @@ def submit(
         elif parsable or not as_json:
             _announce(context, records, start_time, parsable=parsable)
     if follow:
-        view = follow_to_end(context, records[0], LogFilter(), on_stderr=as_json or parsable)
+        view = follow_to_end(
+            context, records[0], LogFilter(), on_stderr=as_json or parsable, cancels_in_allocation=True
+        )
         _finish(context, [view], as_json)
     elif wait_for_end:
-        with report_continuing_jobs(context, records):
+        with report_continuing_jobs(context, records, cancels_in_allocation=True):
             run_views = [wait(context, record) for record in records]
         _finish(context, run_views, as_json)
 
@@ -269,6 +280,8 @@ def _announce(context: Context, records: Sequence[JobRecord], start_time: float,
             output.note(
                 f"job {record.job_id} ({record.name}{stage}) was submitted before, to {record.cluster}"
             )
+        elif is_step_id(record.job_id or ""):
+            output.note(f"run {record.job_id} ({record.name}) has started on {output.queue_of(record)}")
         else:
             output.note(f"submitted job {record.job_id} ({record.name}{stage}) to {output.queue_of(record)}")
         output.note(f"  run directory  {record.run_dir}")

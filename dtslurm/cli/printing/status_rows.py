@@ -83,7 +83,7 @@ def _make_row(view: RunView, word: str, items: list[JobStatus], now: float) -> l
         record.name,
         record.cluster,
         word,
-        "?" if view.record_problem else str(record.world_size),
+        "?" if view.record_problem else "-" if record.holds_allocation else str(record.world_size),
         duration(now - record.created_at),
         duration(times.duration_s(now) if times is not None else None),
         fold_nodes(",".join(sorted(filter(None, nodelists)))) or "-",
@@ -248,7 +248,11 @@ def _iterate_facts(view: RunView, history: History, now: float, job: str | None)
         yield "warning", find_stopped_supervisor(history.events)
     changed_attempts = [attempt.number for attempt in history.attempts if attempt.script_changed]
     yield "note", describe_changed_script(record, changed_attempts)
-    yield "ranks", f"{record.world_size} by {record.launcher}" if record.launcher else str(record.world_size)
+    if record.holds_allocation:
+        yield "ranks", f"none; dtslurm submit --in {record.job_id} starts scripts in this allocation"
+    else:
+        by_launcher = f" by {record.launcher}" if record.launcher else ""
+        yield "ranks", f"{record.world_size}{by_launcher}"
     yield from _describe_roles(view, history)
     limit = view.time_limit
     if limit is not None:

@@ -25,6 +25,18 @@ class Resources(Placement):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """The part of a running job in which a run is started.
+
+    Attributes:
+        nodes: the names of the nodes that the run uses; the first one runs the batch script.
+    """
+
+    job_id: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSpec(JobSettings):
     """A training job as its user describes it.
 
@@ -49,6 +61,8 @@ class JobSpec(JobSettings):
         roles: the roles beside the training, None for a run of one role.
         trials: set if the array's tasks are trials of a sweep.
         separate_streams: also write stdout and stderr of each rank to separate files.
+        allocation: the allocation in which the job runs as a step, None for a job of its own.
+        idle_limit: set if the job only holds an allocation: it ends after so many seconds without a step.
     """
 
     name: str
@@ -76,6 +90,8 @@ class JobSpec(JobSettings):
     roles: Roles | None = None
     trials: Trials | None = None
     separate_streams: bool = False
+    allocation: Allocation | None = None
+    idle_limit: int | None = None
 
     @property
     def other_roles(self) -> tuple[RoleSpec, ...]:
@@ -148,6 +164,7 @@ class Submission:
     Attributes:
         token: random identifier of this submission, part of sbatch's ``--comment``.
         run_dir: absolute path of the run directory on the cluster.
+        step_script: the script that runs ``script`` as a step of an allocation; empty for a job of its own.
         script: the sbatch script; bytes that are not UTF-8 are surrogate-escaped.
         notices: messages for the user, each one line.
         origins: the origin of each value, ``"slurm.partition": "perlmutter.yaml:12"``.
@@ -159,8 +176,14 @@ class Submission:
     layout: TaskLayout
     run_dir: str
     script: str
+    step_script: str = ""
     notices: tuple[str, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def allocation(self) -> Allocation | None:
+        """The allocation in which the job runs as a step, None for a job of its own."""
+        return self.spec.allocation
 
     @property
     def script_hash(self) -> str:

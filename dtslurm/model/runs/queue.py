@@ -20,6 +20,7 @@ class QueueMemory:
         ended: final states from other sources (accounting, ``scontrol``), with exit codes.
         looked: job id to (time of the last accounting query for its end, number of such queries).
         accounting: whether accounting is available, as far as is known.
+        has_steps: whether ``jobs`` also has the running steps of the user's jobs.
         columns: the columns that this sacct supports, empty while unknown.
     """
 
@@ -30,3 +31,4 @@ class QueueMemory:
     looked: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     accounting: bool = True
     columns: tuple[str, ...] = ()
+    has_steps: bool = False

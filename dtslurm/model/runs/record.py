@@ -34,6 +34,7 @@ class JobRecord:
         stage: the run's name among the stages of a job file.
         stages: the tokens of all these stages' runs by name, in dependency order.
         sweep: run directory of the first run of the sweep that this run belongs to.
+        holds_allocation: whether the job only holds an allocation, in which other runs are started.
         final: the last observations (one, or one per array task) once the job is over.
     """
 
@@ -61,6 +62,7 @@ class JobRecord:
     stage: str = ""
     stages: Mapping[str, str] = field(default_factory=dict)
     sweep: str = ""
+    holds_allocation: bool = False
     final: tuple[JobStatus, ...] = ()
 
     @property

@@ -229,8 +229,14 @@ def _is_unknown(view: RunView) -> bool:
     return not view.trouble and all(status.unknown for status in view.statuses)
 
 
-def wait(context: Context, record: JobRecord, watch: Callable[[RunView], None] = lambda _: None) -> RunView:
-    """Wait until a job has ended, and return its last view."""
+def wait(
+    context: Context,
+    record: JobRecord,
+    watch: Callable[[RunView], None] = lambda _: None,
+    *,
+    condition: Callable[[RunView], bool] = lambda view: view.terminal,
+) -> RunView:
+    """Wait until a job has ended, or until a condition holds, and return its last view."""
     request = LogRequest(record.run_dir, array=record.array is not None, kinds=frozenset({"events"}))
     cluster = context.cluster_of(record)
     with _open_stream(context, cluster, request) as stream, Watcher(context, [record]) as watcher:
@@ -245,7 +251,7 @@ def wait(context: Context, record: JobRecord, watch: Callable[[RunView], None] =
                     watcher.confirm_event(str(item.values.get("event")))
             for view in watcher.news():
                 watch(view)
-                if view.terminal:
+                if condition(view):
                     return view
             if not listening:
                 context.sleep(_POLL_S)

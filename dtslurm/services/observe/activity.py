@@ -38,6 +38,8 @@ def _with_activity(view: RunView, now: float) -> RunView:
 
 
 def _judge_job(view: RunView, status: JobStatus, now: float) -> Activity | None:
+    if view.record.holds_allocation:
+        return None
     run = view.run_of(status)
     attempts = run.attempts()
     return judge_activity(_read_nodes(run, attempts[-1]), view.record.world_size, now) if attempts else None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.model.runs.state import JobState
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.runs.telemetry import RunTelemetry
 from dtslurm.model.values import dataclass
 from dtslurm.remote.worker_program import NO_PYTHON, inline_program, run_with_any_python
@@ -103,12 +103,14 @@ def execute(
             [f"job {name} is not running: its state is {status.state.value}"],
             hint=f"dtslurm status {name} shows its state and the reason",
         )
+    cluster = context.cluster_of(record)
+    if record.holds_allocation:
+        return _execute_in_allocation(cluster.transport, status, target, command, write)
     if task is None and record.array is not None:
         task = status.job_id.rpartition("_")[2]
     processes = _choose_processes(read_telemetry(context, record, RunPart(task=task)), target, name)
-    cluster = context.cluster_of(record)
     if not command:
-        _check_shell(processes, cluster.transport, name)
+        _check_shell(len(processes), cluster.transport, name)
     is_local = cluster.profile.scheduler == "local"
     request = {
         "run_dir": record.run_dir if task is None else f"{record.run_dir}/tasks/{task}",
@@ -134,10 +136,36 @@ def execute(
     return _run(cluster.transport, argv, write)
 
 
-def _check_shell(processes: Sequence[_TargetProcess], transport: Transport, name: str) -> None:
-    """Raise ``RequestInvalid`` if a shell cannot be opened there."""
+def _execute_in_allocation(
+    transport: Transport, status: JobStatus, target: CommandTarget, command: Sequence[str], write: Write
+) -> int:
+    """Run a command, or a shell, on nodes of an allocation, in which no rank has to run.
+
+    Raises:
+        RequestInvalid: the allocation has no such part.
+    """
+    from ClusterShell.NodeSet import NodeSet
+
+    nodes, name = list(NodeSet(status.nodelist)), status.job_id
+    if target.ranks is not None or target.role is not None:
+        raise RequestInvalid(
+            [f"job {name} holds an allocation and has no ranks"],
+            hint="choose a node with --node, or give the run in the allocation",
+        )
+    if target.node is not None and target.node not in nodes:
+        suggestion = suggest_name(target.node, nodes) or f" (nodes: {status.nodelist})"
+        raise RequestInvalid([f"allocation {name} has no node {target.node!r}{suggestion}"])
+    chosen = [target.node] if target.node is not None else nodes if target.all_ranks else nodes[:1]
+    if not command:
+        _check_shell(len(chosen), transport, name)
+        return run_interactive(transport, commands.shell(name, chosen[0]))
+    return _run(transport, commands.step_of_user(name, chosen, command, with_terminal=False), write)
+
+
+def _check_shell(count: int, transport: Transport, name: str) -> None:
+    """Raise ``RequestInvalid`` if a shell cannot be opened in so many places."""
     command = f"give a command: dtslurm exec {name} COMMAND"
-    if len(processes) > 1:
+    if count > 1:
         raise RequestInvalid(["a shell runs in one place only"], hint="choose a rank with --rank")
     if not sys.stdin.isatty():
         raise RequestInvalid(["a shell needs a terminal"], hint=command)

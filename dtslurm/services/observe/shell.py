@@ -9,6 +9,7 @@ from dtslurm.errors import RequestInvalid
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm import commands
+from dtslurm.slurm.arrays import base_id, is_step_id
 from dtslurm.transport.interactive import run_interactive
 
 
@@ -24,7 +25,7 @@ def shell_words(context: Context, record: JobRecord, node: str, job_id: str | No
         raise RequestInvalid([f"run {record.name} has no job"])
     if context.cluster_of(record).profile.scheduler == "local":
         return [os.environ.get("SHELL") or "/bin/sh"]  # every emulated node is this machine
-    return commands.shell(job, node)
+    return commands.shell(base_id(job) if is_step_id(job) else job, node)
 
 
 def open_shell(context: Context, record: JobRecord, node: str, job_id: str | None = None) -> int:

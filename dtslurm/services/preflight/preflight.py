@@ -78,7 +78,7 @@ def preflight(context: Context, cluster: ActiveCluster, submission: Submission) 
     started_at = context.clock()
     path_tests = [*_list_needed_paths(submission.spec, cluster), *unpulled(submission, cluster)]
     pairs = [word for letter, path, _ in path_tests for word in (letter, path)]
-    is_slurm = cluster.profile.scheduler == "slurm"
+    is_slurm = cluster.profile.scheduler == "slurm" and submission.allocation is None
     limits = associations.read_cached_limits(context, cluster) if is_slurm else None
     script = _CHECK_SCRIPT + ("" if context.dry_run else interpreter.look(submission.spec, cluster))
     script += associations.QUERY if is_slurm and limits is None else ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field, fields, replace
 from typing import Any
 
-from dtslurm.model.jobs.options import JobOptions
+from dtslurm.model.jobs.options import JobOptions, Placement
 from dtslurm.model.jobs.project import Project
 from dtslurm.model.jobs.roles import Roles
 from dtslurm.model.jobs.trials import Trials
@@ -14,6 +14,8 @@ from dtslurm.model.values import dataclass
 
 COMMAND_LINE = "command line"  # the origin of values that no file sets
 INTERNAL = {
+    "allocation",
+    "idle_limit",
     "origins",
     "payload",
     "roles",
@@ -31,7 +33,8 @@ class JobRequest(JobOptions):
             of them.
         roles: the roles that run beside the script; set by a job file only.
         trials: the trials of a sweep, which are the tasks of the job array.
-        separate_streams: see `JobSpec`.
+        separate_streams, idle_limit: see `JobSpec`.
+        allocation: the id of the user's running job in which the run starts; None for a job of its own.
         origins: where the value of an option was set, by option.
     """
 
@@ -52,11 +55,17 @@ class JobRequest(JobOptions):
     roles: Roles | None = None
     trials: Trials | None = None
     separate_streams: bool = False
+    allocation: str | None = None
+    idle_limit: int | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def with_defaults(self, project: Project) -> JobRequest:
         """Return the request with the project's defaults for the options that the user did not set."""
-        return self.over(project.defaults, dict.fromkeys(project.defaults, str(project.path)))
+        defaults = project.defaults
+        if self.idle_limit is not None:  # the job runs no script, to which the other options would apply
+            names = {"cluster", "mem", "time", "sbatch", *(item.name for item in fields(Placement))}
+            defaults = {name: value for name, value in defaults.items() if name in names}
+        return self.over(defaults, dict.fromkeys(project.defaults, str(project.path)))
 
     def over(self, base: Mapping[str, Any], places: Mapping[str, str]) -> JobRequest:
         """Return the request with values from ``base`` for unset options, and prepended to its lists.

@@ -126,7 +126,7 @@ def collect_notices(
     notices = []
     if resolution.layout:
         notices += job_checks.note_lead_time(request.signal, request.signal_before, resolution.layout.time)
-    if resolution.layout and resolution.layout.time is None:
+    if resolution.layout and resolution.layout.time is None and request.allocation is None:
         local = profile.scheduler == "local"
         limit = "the job has no time limit" if local else "the partition's default limit applies"
         notices.append(f"no --time given: {limit}")

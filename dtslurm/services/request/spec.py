@@ -216,6 +216,7 @@ def spec_of(
         roles=_roles_with_absolute_images(context, request.roles),
         trials=request.trials,
         separate_streams=request.separate_streams,
+        idle_limit=request.idle_limit,
     )
 
 

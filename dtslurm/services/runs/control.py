@@ -27,7 +27,7 @@ from dtslurm.services.runs.queued_jobs import UNRECORDED, find_queued_job
 from dtslurm.services.runs.records import append_event, save
 from dtslurm.services.runs.runs import find
 from dtslurm.services.wiring.context import ActiveCluster, Context
-from dtslurm.slurm.arrays import array_of_task
+from dtslurm.slurm.arrays import array_of_task, base_id, is_step_id
 from dtslurm.store.rundir import RunDir
 from dtslurm.worker.delivery import reclaim
 
@@ -83,6 +83,11 @@ def change_jobs(
         record = _find_record(context, verb, selector, cluster)
         if record.job_id is None:
             raise RequestInvalid([f"{selector}: the job of this run is not known yet; see dtslurm status"])
+        if is_step_id(record.job_id) and verb != "cancel":
+            raise RequestInvalid(
+                [f"{selector}: a run in an allocation cannot be {DONE[verb]}"],
+                hint=f"dtslurm submit --in {base_id(record.job_id)} starts a run in it",
+            )
         target = selector if array_of_task(selector) == record.job_id else record.job_id
         if verb == "requeue":
             _refuse_without_secrets(target, record)
@@ -105,6 +110,16 @@ def change_jobs(
             changes.waiting.extend(partial_result.waiting)
             _raise_refusals(verb, partial_result, pairs)
     return changes
+
+
+def cancel_in_allocation(context: Context, record: JobRecord) -> str:
+    """Cancel a run in an allocation after Ctrl-C; return a message about it."""
+    run, allocation = record.job_id or "", base_id(record.job_id or "")
+    try:
+        change_jobs(context, "cancel", [record.token])
+    except DtslurmError as error:
+        return f"run {run} could not be cancelled: {error.message}; dtslurm cancel {run} tries it again"
+    return f"cancelled: {run}; allocation {allocation} stays"
 
 
 def _find_record(context: Context, verb: str, selector: str, cluster: str | None) -> JobRecord:

@@ -24,6 +24,7 @@ from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import QueueLister, SharedScheduler
 from dtslurm.services.wiring.context import ActiveCluster, Context, identify_slurm
+from dtslurm.slurm.arrays import is_step_id
 from dtslurm.store.index import cache_folder
 from dtslurm.store.queue_cache import QueueCache, SharedQueue
 
@@ -155,10 +156,11 @@ def needs_refresh(
     is_valid = shared_queue.generation == generation and age >= 0
     failed_ago = now - shared_queue.failed_at if shared_queue.failures else float("inf")
     floor = cluster.access.min_poll_s
+    lacks_steps = not shared_queue.memory.has_steps and any(map(is_step_id, job_ids))
     if not freshness.background:
         if 0 <= failed_ago < _REUSE_S and is_valid:
             return False
-        if not is_valid or shared_queue.memory.asked_at < freshness.after:
+        if not is_valid or lacks_steps or shared_queue.memory.asked_at < freshness.after:
             return True
         return age > (_REUSE_S if allowance(shared_queue, now) >= QUESTION else _REUSE_OVER_BUDGET_S)
     if shared_queue.failures:
@@ -167,7 +169,7 @@ def needs_refresh(
             <= failed_ago
             < _interval(RUNNING_TICK_S * 2.0 ** min(shared_queue.failures, 9), floor, shared_queue)
         )
-    if not is_valid:
+    if not is_valid or lacks_steps:
         return True
     if allowance(shared_queue, now) < QUESTION:
         return False

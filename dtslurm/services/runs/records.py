@@ -75,7 +75,7 @@ def _withdraw_unless_claimed(transport: Transport, run_dir: str) -> str | None:
     """Mark a run as withdrawn unless a job claimed it; return that job's id, None if the run is withdrawn."""
     script = '[ -d "$1" ] || exec echo withdrawn; ln -s withdrawn "$1"/claim 2>/dev/null; readlink "$1"/claim'
     answer = transport.run(["sh", "-c", script, "sh", run_dir])
-    match = re.fullmatch(r"withdrawn|job-(\d+)", answer.stdout.strip())
+    match = re.fullmatch(r"withdrawn|job-(\d+(?:\.\d+)?)", answer.stdout.strip())
     if match is None:
         raise StoreError(f"cannot claim the run {run_dir}", evidence=answer.stderr.splitlines())
     return match[1]
@@ -121,6 +121,7 @@ def planned_record(context: Context, prepared: Prepared) -> JobRecord:
         stage=prepared.stage,
         stages=prepared.stages,
         sweep=prepared.sweep,
+        holds_allocation=spec.idle_limit is not None,
     )
 
 

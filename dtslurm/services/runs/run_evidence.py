@@ -20,6 +20,7 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
 from dtslurm.model.units import LARGEST_SKEW_S
 from dtslurm.services.runs.records import looked_for_until
+from dtslurm.slurm.arrays import is_step_id
 from dtslurm.store.rundir import RunDir
 
 _MANY_TASKS = 256
@@ -178,9 +179,10 @@ def reconcile_with_records(record: JobRecord, status: JobStatus) -> JobStatus:
     """Correct an end in accounting from the events that the run's script recorded.
 
     sacct 22.05 turns exit code 137 into 9, and for a moment after the end it lists only some of the nodes.
+    Of a run in an allocation, Slurm lists only the node of the batch script.
     """
     has_wrong_code = status.state is JobState.FAILED and not status.signal and status.exit_code != 0
-    has_wrong_nodes = status.terminal and _lists_too_few_nodes(status)
+    has_wrong_nodes = is_step_id(status.job_id) or (status.terminal and _lists_too_few_nodes(status))
     if not (has_wrong_code or has_wrong_nodes):
         return status
     run = RunDir(Path(record.folder))

@@ -185,7 +185,7 @@ def _describe_cancel_command(context: Context, cluster: str, job_id: str) -> str
 def _with_claiming_job(record: JobRecord) -> JobRecord:
     """Return the record with the job id of the current claim: a later job may continue the run."""
     try:
-        match = re.fullmatch(r"job-(\d+)", str((Path(record.folder) / "claim").readlink()))
+        match = re.fullmatch(r"job-(\d+(?:\.\d+)?)", str((Path(record.folder) / "claim").readlink()))
     except OSError:
         return record
     if match is None or record.job_id in {None, match[1]}:

@@ -14,7 +14,7 @@ from dtslurm.launch.base import Launcher
 from dtslurm.launch.layout import Resolution, resolve
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.diagnostics import Checked, Diagnostics, errors
-from dtslurm.model.jobs.job import Resources, Submission
+from dtslurm.model.jobs.job import Resources, Submission, TaskLayout
 from dtslurm.model.paths import expand_home
 from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace, Site, render
@@ -34,6 +34,7 @@ from dtslurm.services.request.request_checks import (
 )
 from dtslurm.services.request.run_paths import choose_run_place, templates_of
 from dtslurm.services.request.spec import (
+    ParsedOptions,
     find_environment,
     name_of,
     parse_options,
@@ -42,6 +43,7 @@ from dtslurm.services.request.spec import (
     with_launcher,
     with_signal_split,
 )
+from dtslurm.services.submit.allocation import choose_nodes, fit_into_allocation
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.git_tree import GitState
 
@@ -99,6 +101,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     request = diagnostics.take(with_signal_split(request.with_defaults(context.project)))
     cluster = diagnostics.take(_find_cluster(context, request, standalone=standalone))
     diagnostics.note(*context.check_project(cluster))
+    request, held = diagnostics.take(fit_into_allocation(request, cluster))
     if cluster is not None and not request.launcher:
         request = replace(request, launcher=cluster.profile.default_launcher)
     launcher = diagnostics.take(_load_launcher(request.launcher))
@@ -126,18 +129,17 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     diagnostics.error(*layout.problems)
     request = diagnostics.take(_with_script_in_job(context, cluster, request, code, run_place))
     if layout.layout is not None and not standalone and not diagnostics.problems:
-        exclude = diagnostics.take(
-            choose_exclusion(context, cluster, request, parsed.resources, layout.layout)
-        )
-        parsed = replace(parsed, resources=replace(parsed.resources, exclude=exclude))
+        parsed = diagnostics.take(_exclude_bad_nodes(context, cluster, request, parsed, layout.layout))
     spec = with_launcher(spec_of(context, cluster, request, parsed, code, env.value), request, launcher)
+    spec = diagnostics.take(choose_nodes(spec, held, layout.layout))
     git = git_state(context, cluster, code, spec.work_dir) if not standalone else None
     spec = experiment_trackers.add_tracker_variables(
         request, spec, cluster, git, "" if standalone else run_place.token
     )
     launcher = launcher.chosen(spec) if launcher is not None else None
-    is_valid = not diagnostics.problems
-    diagnostics.add(find_conflicts(request, spec, profile, layout.layout, launcher, is_valid=is_valid))
+    diagnostics.add(
+        find_conflicts(request, spec, profile, layout.layout, launcher, is_valid=not diagnostics.problems)
+    )
     runtime = diagnostics.take(
         runtime_for(context, spec, profile, layout.layout, here=not standalone and not cluster.remote)
     )
@@ -170,6 +172,22 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         request=original_request,
         folder=str(context.cwd),
     )
+
+
+def _exclude_bad_nodes(
+    context: Context,
+    cluster: ActiveCluster,
+    request: JobRequest,
+    parsed_options: ParsedOptions,
+    layout: TaskLayout,
+) -> Checked[ParsedOptions]:
+    """Return the options with the nodes of the bad-node list excluded; an allocation has its nodes."""
+    if request.allocation is not None:
+        return Checked(parsed_options)
+    resources = parsed_options.resources
+    exclusion = choose_exclusion(context, cluster, request, resources, layout)
+    excluding = replace(parsed_options, resources=replace(resources, exclude=exclusion.value))
+    return Checked(excluding, exclusion.diagnostics)
 
 
 def add_dependency(prepared: Prepared, dependency: str) -> Prepared:
@@ -222,7 +240,7 @@ def _run_preflight(context: Context, submission: Submission, cluster: ActiveClus
         return cached_notices
     from dtslurm.services.preflight.preflight import preflight
 
-    scheduler_problems = cluster.scheduler.validate(submission)
+    scheduler_problems = [] if submission.allocation else cluster.scheduler.validate(submission)
     findings = preflight(context, cluster, submission)
     problems = [*scheduler_problems, *findings.problems, *findings.refusals]
     if problems:

@@ -31,6 +31,7 @@ from dtslurm.services.submit.idempotency import find_existing_run
 from dtslurm.services.submit.prepare import Prepared
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.submission_worker import submission_worker_of
+from dtslurm.slurm import commands
 from dtslurm.store import codec
 from dtslurm.store.delivery import Delivery, SubmitCommand, deliver
 from dtslurm.store.git_tree import GitState
@@ -190,6 +191,8 @@ def _build_delivery(context: Context, prepared: Prepared, record: JobRecord) -> 
         RunDir.RECORD: _encode_record(prepared, replace(record, mirror="")),
         "logs/batch.log": b"",
     }
+    if submission.step_script:
+        files[commands.STEP_SCRIPT] = submission.step_script.encode("utf-8", "surrogateescape")
     if submission.spec.sample:
         files |= {Path(name).name: assets.worker(name).read_bytes() for name in SAMPLER}
     if prepared.git and prepared.git.diff:
@@ -232,8 +235,11 @@ def _submission_details(prepared: Prepared) -> dict[str, object]:
 
 
 def _resubmittable_request(request: JobRequest | None) -> JobRequest | None:
-    """Return a request that can be submitted again, None for a function, whose pickle is for one run only."""
-    return None if request is None or request.payload else request
+    """Return a request that can be submitted again.
+
+    None for a function, whose pickle is for one run only, and for an allocation, which runs no script.
+    """
+    return None if request is None or request.payload or request.idle_limit is not None else request
 
 
 def _git_details(git: GitState | None) -> dict[str, object] | None:

@@ -42,7 +42,7 @@ IDLE_S = 900.0
 QUIET_S = 1.0  # the client is idle after this time: prebuild a tree
 CODES = {"done": 0, "exists": 73, "missing": 74, "disk": 75, "refused": 76, "cut": 77}
 
-_JOB_ID = re.compile(r"([1-9][0-9]*)(;\S*)?\Z")
+_JOB_ID = re.compile(r"([1-9][0-9]*(?:\.[0-9]+)?)(;\S*)?\Z")
 
 
 def note_event(run_dir: bytes, output: str, more: Dict[str, Any]) -> None:
