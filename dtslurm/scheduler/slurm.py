@@ -334,7 +334,7 @@ class SlurmScheduler:
         from dtslurm.slurm import parse_scontrol
 
         uid = self._slurm.require().uid
-        output = self._slurm.ask(commands.show_job(job_id), absent_ok=True)
+        output = self._slurm.ask(commands.show_allocation(job_id), absent_ok=True)
         held = parse_scontrol.allocation(output, uid=uid, observed_at=self._slurm.clock())
         if held is None or held.job.state is not JobState.RUNNING:
             return held

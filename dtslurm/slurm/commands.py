@@ -106,6 +106,11 @@ def show_job(job_id: str) -> list[str]:
     return ["scontrol", "--local", "-o", "show", "job", job_id]
 
 
+def show_allocation(job_id: str) -> list[str]:
+    """Return the command that shows one job with its GPUs: 1 request."""
+    return ["scontrol", "--local", "-d", "-o", "show", "job", job_id]
+
+
 def show_jobs() -> list[str]:
     """Return the command that shows all jobs: 1 request, a large output."""
     return ["scontrol", "--local", "-o", "show", "jobs"]

@@ -76,7 +76,9 @@ def _parse_job(record: str, observed_at: float) -> JobStatus:
 
 
 def allocation(output: str, *, uid: int | None, observed_at: float) -> HeldAllocation | None:
-    """Parse ``scontrol -o show job`` of one job as an allocation; None if it shows no job.
+    """Parse ``scontrol -d -o show job`` of one job as an allocation; None if it shows no job.
+
+    TRES has no GPUs unless the site accounts for them, so they are those of JOB_GRES.
 
     Of an array or a heterogeneous job, the first part is returned.
     """
@@ -93,14 +95,12 @@ def allocation(output: str, *, uid: int | None, observed_at: float) -> HeldAlloc
         nodes = tuple(NodeSet(job.nodelist))
     except NodeSetException:
         nodes = ()
-    resources = _get_value(text, "AllocTRES") or _get_value(text, "TRES")
-    gpus = re.search(r"(?:^|,)gres/gpu=(\d+)", resources)
     count = max(1, len(nodes))
     return HeldAllocation(
         job=job,
         is_own=uid is None or user is None or int(user[1]) == uid,
         nodes=nodes,
-        gpus_per_node=int(gpus[1]) // count if gpus else 0,
+        gpus_per_node=sum(number for _, number in gpus(_get_value(text, "JOB_GRES"))) // count,
         cpus_per_node=(fields.count(_get_value(text, "NumCPUs")) or 0) // count,
         runs=(),
     )

@@ -72,6 +72,8 @@ def test_every_project_default_is_an_option_of_submit() -> None:
         "roles",
         "separate_streams",
         "trials",
+        "allocation",
+        "idle_limit",
         "once",
         "transport",
         "no_check",

@@ -84,6 +84,20 @@ def test_script_runs_at_once_on_all_nodes_and_gpus_of_the_allocation(cli: Cli, a
     assert cli.state(allocation) == "RUNNING"
 
 
+@ON_SLURM
+@pytest.mark.usefixtures("sharing_steps")
+def test_script_runs_in_an_allocation_of_salloc(cli: Cli) -> None:
+    environment = {**os.environ, **cli.env}
+    argv = ["salloc", "--no-shell", "-N1", "-c2", "--gpus-per-node=1", "-t5"]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
+    job = done.stderr.split()[-1]
+    text = "import os; print('GPU', os.environ['CUDA_VISIBLE_DEVICES'])"
+    try:
+        assert "[0] GPU 0" in run_in(cli, job, "-l", "srun", "--follow", cli.script(text)).stdout
+    finally:
+        subprocess.run(["scancel", job], env=environment, check=True)
+
+
 @ON_SLURM_AND_OVER_SSH
 def test_cancel_ends_the_run_and_not_the_allocation(cli: Cli, allocation: str) -> None:
     run = run_in(cli, allocation, "-l", "srun", "--parsable", cli.script(WAITS)).stdout.strip()

@@ -178,15 +178,15 @@ def test_allocation_is_read_from_scontrol_of_every_version(version: str) -> None
     assert parse_scontrol.allocation("", uid=0, observed_at=1.0) is None
 
 
-@pytest.mark.parametrize("key", ["TRES", "ReqTRES=cpu=1 AllocTRES"])
-def test_gpus_and_cpus_of_an_allocation_are_counted_per_node(key: str) -> None:
+@pytest.mark.parametrize(("gres", "gpus"), [("gpu:8", 4), ("gpu:a100:4,gpu:h100:4", 4), ("(null)", 0)])
+def test_gpus_and_cpus_of_an_allocation_are_counted_per_node(gres: str, gpus: int) -> None:
     record = (
         "JobId=17 JobName=a UserId=u(5) GroupId=g(5) JobState=RUNNING "
-        f"NodeList=n[1-2] NumNodes=2 NumCPUs=16 {key}=cpu=16,mem=8G,node=2,gres/gpu=8,gres/gpu:a100=8 "
+        f"NodeList=n[1-2] NumNodes=2 NumCPUs=16 TRES=cpu=16,mem=8G,node=2 JOB_GRES={gres} "
         "Comment=dtslurm:t:h dtslurm-allocation StdErr="
     )
     held = parse_scontrol.allocation(record, uid=None, observed_at=1.0)
     assert held is not None
-    assert (held.nodes, held.gpus_per_node, held.cpus_per_node) == (("n1", "n2"), 4, 8)
+    assert (held.nodes, held.gpus_per_node, held.cpus_per_node) == (("n1", "n2"), gpus, 8)
     assert "dtslurm-allocation" in held.job.comment
     assert held.is_own

@@ -10,7 +10,12 @@ import pytest
 
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
-from dtslurm.services.runs.run_evidence import NOT_STARTED_AGAIN, describe_failure, reconcile_with_records
+from dtslurm.services.runs.run_evidence import (
+    NOT_STARTED_AGAIN,
+    describe_failure,
+    reconcile_with_records,
+    status_from_run_files,
+)
 from dtslurm.store.rundir import RunDir
 
 ENDED = JobStatus(job_id="7", state=JobState.FAILED, exit_code=1, nodes=4, nodelist="n1", end_time=120)
@@ -112,3 +117,26 @@ def test_the_exception_of_the_first_failed_rank_is_shown(tmp_path: Path, error: 
     (tmp_path / "logs" / "0").mkdir(parents=True)
     status = replace(ENDED, state=JobState.FAILED, exit_code=1)
     assert describe_failure(RunDir(tmp_path), status) == words
+
+
+@pytest.mark.parametrize(
+    ("job_id", "events", "state"),
+    [
+        ("7.0", ("cancel",), JobState.CANCELLED),
+        ("7.0", (), JobState.FAILED),
+        ("7", ("cancel",), JobState.FAILED),  # squeue shows the end of a job
+    ],
+)
+def test_run_in_an_allocation_that_was_cancelled_and_failed_is_cancelled(
+    record: JobRecord, job_id: str, events: tuple[str, ...], state: JobState
+) -> None:
+    between: list[dict[str, object]] = [{"event": name} for name in events]
+    write_events(record, {"event": "started"}, *between, {"event": "ended", "exit_code": 143})
+    [status] = status_from_run_files(replace(record, job_id=job_id), 200.0)
+    assert (status.state, status.exit_code) == (state, 143)
+
+
+def test_nodes_of_a_run_in_an_allocation_are_those_of_its_script(record: JobRecord) -> None:
+    write_events(record, {"event": "started", "nodes": "n1,n2"})
+    listed = replace(ENDED, job_id="7.0", state=JobState.RUNNING, nodes=1)
+    assert reconcile_with_records(record, listed).nodelist == "n1,n2"

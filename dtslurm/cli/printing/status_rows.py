@@ -270,7 +270,7 @@ def _iterate_facts(view: RunView, history: History, now: float, job: str | None)
     for line in timeline[-_MAX_EVENTS:]:
         yield label, f"{format_moment(line.time, now) if line.time is not None else '?'}  {line.text}"
         label = ""
-    yield "command", record.command or record.script
+    yield "command", "" if record.holds_allocation else record.command or record.script
     yield "run", record.folder if not record.mirror else f"{record.cluster}:{record.run_dir}"
     yield "works in", output.work_dir_of(record)
     yield "parent run", record.parent

@@ -114,7 +114,7 @@ def planned_record(context: Context, prepared: Prepared) -> JobRecord:
         ranks_per_node=layout.ranks_per_node,
         launcher=spec.launcher,
         script=spec.script,
-        command=join(training_command(spec)),
+        command=join(training_command(spec)) if spec.idle_limit is None else "",
         work_dir=spec.work_dir,
         time_limit=layout.time.seconds if layout.time else None,
         parent=prepared.parent,

@@ -147,6 +147,8 @@ def _status_from_events(run: RunDir, record: JobRecord, job_id: str, now: float)
         return base
     code, time = end
     state = JobState.COMPLETED if code == 0 else JobState.FAILED
+    if code and is_step_id(job_id) and any(event.get("event") == "cancel" for event in run.events()):
+        state = JobState.CANCELLED  # squeue does not show the end of a step, and accounting may be off
     return replace(base, state=state, exit_code=code, reason="", end_time=time, source="record")
 
 
