@@ -31,6 +31,11 @@ def find_component_conflicts(spec: JobSpec, profile: ClusterProfile) -> Iterator
             f"roles.{roles[0].name}: Slurm has no arrays of heterogeneous jobs; remove its partition and "
             "node_type, or the array"
         )
+    if roles and spec.allocation is not None:
+        yield (
+            f"roles.{roles[0].name}: a run in an allocation (--in) has only the nodes of this allocation; "
+            "remove its partition and node_type"
+        )
     for role in roles:
         if profile.scheduler == "local":
             key = "partition" if role.options.partition else "node_type"

@@ -9,7 +9,7 @@ import pytest
 
 from dtslurm.checks.role_checks import find_component_conflicts, find_gpu_conflicts, find_unknown_secrets
 from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType, Partition, SlurmCustoms
-from dtslurm.model.jobs.job import JobSpec, Resources
+from dtslurm.model.jobs.job import Allocation, JobSpec, Resources
 from dtslurm.model.jobs.roles import RoleOptions, Roles, RoleSpec
 from dtslurm.model.units import Walltime
 from tests.worker.test_role_monitor import with_gpus, with_instances
@@ -131,11 +131,13 @@ def test_time_limit_of_the_job_must_fit_the_partition_of_each_role() -> None:
     assert conflict == "--time 02:00:00: partition cpu of the role rollout allows at most 01:00:00"
 
 
-def test_arrays_and_the_cluster_local_have_no_components() -> None:
+def test_arrays_allocations_and_the_cluster_local_have_no_components() -> None:
     spec = role("rollout")
     spec = replace(spec, options=replace(spec.options, partition="cpu"))
     [conflict] = component_conflicts_of(spec, array="0-3")
     assert "Slurm has no arrays of heterogeneous jobs" in conflict
+    [conflict] = component_conflicts_of(spec, allocation=Allocation(job_id="17", nodes=("n1",)))
+    assert "has only the nodes of this allocation" in conflict
     [conflict] = component_conflicts_of(spec, replace(SITE, scheduler="local"))
     assert conflict == "roles.rollout.partition: cluster site has no partitions; remove partition"
 
