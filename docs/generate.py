@@ -32,7 +32,7 @@ DEPENDENCIES = """# Dependencies
 
 These packages are installed by `pip install dtslurm`. The versions are those at the time when the list was
 generated. The source has the same list in CycloneDX format in `docs/sbom.cdx.json`. Extras (`dtslurm[torch]`,
-`[submitit]`, `[optuna]`) install more packages.
+`[submitit]`, `[optuna]`, `[notify]`) install more packages.
 """
 CAUSES = """# Causes of failure
 

@@ -197,9 +197,11 @@ def test_c35_the_required_packages_of_a_login_node_are_limited() -> None:
     for path in (PACKAGE / "worker").rglob("*.py"):
         foreign = imported_packages(path) - set(sys.stdlib_module_names) - ours
         in_the_job = {  # the user's own environment
+            "addresses": {"apprise"},
             "dtslurm_function": {"submitit"},
             "fabric_check": {"torch"},
             "ray_node": {"ray"},
+            "sender": {"apprise"},
             "trial": {"optuna"},
             "trial_optuna": {"optuna"},
         }

@@ -214,6 +214,12 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         metavar="KEY=VALUE",
         help="Set the trackers' project, group, tags, uri or mode.",
     ),
+    click.option(
+        "--notify",
+        multiple=True,
+        metavar="NAME|URL",
+        help="Send messages about the run to this secret's or Apprise URL: Slack, mail, ntfy, webhooks.",
+    ),
     transport_option,
     click.option(
         "--once",
@@ -242,7 +248,7 @@ SECTIONS = {
         "max_restarts", "spare_nodes", "hang_timeout", "total_time", "requeue", "signal", "signal_before",
         "health_check", "fabric_check", "node_memory",
     ),
-    "Data and results": ("stage_in", "stage_out", "artifacts", "tracker", "tracking", "sample"),
+    "Data and results": ("stage_in", "stage_out", "artifacts", "tracker", "tracking", "sample", "notify"),
     "Job files": ("assignments", "stage"),
 }  # fmt: skip
 

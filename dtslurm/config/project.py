@@ -15,7 +15,7 @@ from dtslurm.model.values import dataclass
 
 FILE_NAME = "dtslurm.yaml"
 # Defaults that run commands, or that send the user's data to a destination that the file names.
-_TRUSTED_ONLY = ("env", "secrets", "setup", "teardown", "template", "tracking")
+_TRUSTED_ONLY = ("env", "notify", "secrets", "setup", "teardown", "template", "tracking")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ _PATTERNS = {
     "NodeType.rank_cpus": (_CPU_RANGES, "CPUs such as 0-6 or 0-6,64-70"),
     "ClusterProfile.checked": (_CHECK_NOTE, "'on a live cluster DATE' or 'documentation DATE'"),
 }
+_SECRET_NAME_FIELDS = {"JobOptions.notify"}
 _MULTILINE_FIELDS = {
     "EnvironmentSetup.setup",
     "EnvironmentSetup.teardown",
@@ -81,6 +82,8 @@ def text_problem(name: str, text: str) -> str | None:
         return "contains a NUL character"
     if len(text.splitlines()) > 1 and name not in _MULTILINE_FIELDS:
         return "should be one line"
+    if name in _SECRET_NAME_FIELDS and not _VARIABLE_NAME.fullmatch(text):
+        return "should be the name of a secret with the URL; the URL itself contains a token"
     if name in _PATTERNS and not _PATTERNS[name][0].fullmatch(text):
         return f"should be {_PATTERNS[name][1]}, not {text!r}"
     if name in _OPTION_FIELDS and not re.match(r"--?[A-Za-z]", text):

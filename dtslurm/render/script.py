@@ -282,12 +282,13 @@ def _supervisor_command(
     if launcher.least_nodes(spec, layout) < layout.nodes:
         words.append(f"--least-nodes={launcher.least_nodes(spec, layout)}")
     words.append(f"--world-size={layout.world_size}")
-    if spec.health_check is not False:
+    if spec.health_check is not False and spec.acts_on_failures:
         words.append("--health-check")
     restarts = _RESTARTS if spec.restarted else 0
     words.append(f"--max-restarts={restarts if spec.max_restarts is None else spec.max_restarts}")
-    if spec.hang_timeout:
-        words.append(f"--hang-timeout={spec.hang_timeout}")
+    hang_timeout = spec.hang_timeout if spec.acts_on_failures else -1  # a hang is only reported
+    if hang_timeout:
+        words.append(f"--hang-timeout={hang_timeout}")
     if spec.total_time:
         words.append(f"--total-time={spec.total_time}")
     if layout.time:

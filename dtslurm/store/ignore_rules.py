@@ -93,9 +93,9 @@ class RunFolders:
         return run
 
     def is_secret(self, path: str) -> bool:
-        """Return whether a file holds the values of a run's ``--secret``."""
+        """Return whether a file holds the values of a run's ``--secret`` or ``--notify``."""
         folder, _, name = path.rpartition("/")
-        return name == RunDir.SECRETS and self._is_run(folder)
+        return name in {RunDir.SECRETS, RunDir.NOTIFY} and self._is_run(folder)
 
     def _is_run(self, folder: str) -> bool:
         return all(Path(f"{self._root}/{folder}/{name}").is_file() for name in (RunDir.RECORD, RunDir.SCRIPT))

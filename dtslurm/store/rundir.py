@@ -59,7 +59,14 @@ class RunDir:
     RECORD = "job.json"
     SCRIPT = "script.sbatch"
     SECRETS = "secrets"
-    OWN = (RECORD, SCRIPT, SECRETS, _SUBMISSION_LOCK)  # a copy of a run on another machine excludes these
+    NOTIFY = "notify.json"  # the addresses of --notify
+    OWN = (
+        RECORD,
+        SCRIPT,
+        SECRETS,
+        NOTIFY,
+        _SUBMISSION_LOCK,
+    )  # a copy of a run on another machine excludes these
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -89,6 +89,10 @@ def _is_bad(name: str, event: Event) -> bool:
         "staging_failed",
         "checkpoint_corrupt",
         "checkpoint_failed",
+        "stalled",
+        "limit_expected",
+        "message_failed",
+        "messages_left",
     }
 
 
@@ -254,6 +258,11 @@ _DESCRIPTIONS: Mapping[str, Callable[[Event], str]] = {
     "decision": _describe_decision,
     "onward": _describe_requeue,
     "hang": _describe_hang,
+    "stalled": _make_formatter("the ranks stand still: {summary}"),
+    "limit_expected": _make_formatter("{summary}"),
+    "message_sent": _make_formatter("message sent to {to}: the job {about}"),
+    "message_failed": _make_formatter("message not sent to {to} (the job {about}): {problem}"),
+    "messages_left": _make_formatter("the job could not send messages: {problem}"),
     "not_distributed": describe,
     "ranks_apart": describe,
     "distributed": _make_formatter("the ranks train together: {evidence}"),

@@ -56,6 +56,7 @@ class Attempt:
         lease.take(str(folder), 2)
         self.ends_at = 1e9
         self.messages: list[str] = []
+        self.requests: list[float] = []  # for messages to be sent
         self.agent_starts: list[tuple[str, ...]] = []
         self.queries: list[tuple[float, list[str], bool]] = []
         self.silent_nodes: list[tuple[str, float, str]] = []
@@ -65,7 +66,8 @@ class Attempt:
             run_dir=str(folder), nodes=["n1", "n2"], settings=SimpleNamespace(hang_timeout=0), top="/top",
             longest_pause=5.0, roles=None, term_at=None, in_doubt=False, ledger=Ledger(str(folder)),
             say=self.messages.append, limit_is_near=lambda: False, await_cancel=lambda: False,
-            cut_off=self.cut_off, silent=self.note_silent,
+            cut_off=self.cut_off, silent=self.note_silent, check_messages=lambda _number: None,
+            notifications=SimpleNamespace(request=lambda: self.requests.append(self.now)),
         )  # fmt: skip
 
     def monitor(self, beats: Heartbeats | None = None) -> Any:
@@ -341,13 +343,16 @@ def test_hang_is_recorded_although_slurm_was_queried_a_moment_ago(attempt: Attem
     assert monitor.quiet.ranks == [{4: {}, 1: {}}]
 
 
-def test_hang_is_not_reported_if_hang_detection_is_disabled(attempt: Attempt) -> None:
+def test_hang_is_only_recorded_if_hang_detection_is_disabled(attempt: Attempt) -> None:
     attempt.supervisor.settings.hang_timeout = -1
     monitor = attempt.monitor()
     monitor.quiet.hang_found, monitor.quiet.is_picture_wanted = HANG, True
-    assert monitor._check_silence() == {}
+    assert [monitor._check_silence() for _ in range(3)] == [{}, {}, {}]
     assert attempt.queries == []
     assert not (attempt.folder / "ranks/2/stacks").exists()
+    [event] = attempt.supervisor.ledger.events("stalled")
+    assert (event["attempt"], event["summary"]) == (2, HANG.summary)
+    assert len(attempt.requests) == 1
 
 
 @pytest.mark.parametrize(

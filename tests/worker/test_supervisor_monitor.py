@@ -69,7 +69,8 @@ class Site:
             run_dir=str(self.folder), nodes=[f"n{number}" for number in range(nodes)], lost=[], term_at=None,
             settings=SimpleNamespace(hang_timeout=hang_timeout, total_time=0), limit_is_near=lambda: False,
             longest_pause=0.0, in_doubt=False, cut_off=self.cut_off, silent=self.silent, top="", roles=None,
-            ledger=Ledger(str(self.folder)),
+            ledger=Ledger(str(self.folder)), check_messages=lambda _number: None,
+            notifications=SimpleNamespace(request=lambda: None),
         )  # fmt: skip
         result = attempt_monitor.AttemptMonitor(keeper, self, 0, keeper.nodes)  # type: ignore[arg-type]
         result.beats = result.agents.beats = Heartbeats(self.ranks, clock=clock.monotonic)
@@ -145,6 +146,7 @@ def test_f45_hang_detection_can_be_disabled(site: Site, monkeypatch: pytest.Monk
     site.over_at = 5000.0
     assert site.watch(monkeypatch, hang_timeout=-1).until_the_end() == {}
     assert not site.folder.joinpath("ranks/0/stacks").exists()
+    assert len(Ledger(str(site.folder)).events("stalled")) == 1
 
 
 def provide_stacks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from dtslurm.services.runs.status import RunView
 from dtslurm.slurm.arrays import task_ranges
 from dtslurm.slurm.pending import explain
 from dtslurm.views import events
+from dtslurm.views.unsent_messages import describe_unsent
 
 if TYPE_CHECKING:
     from dtslurm.services.runs.history import History
@@ -246,6 +247,7 @@ def _iterate_facts(view: RunView, history: History, now: float, job: str | None)
         yield "what to do", FIX if split.is_fault else ""
     if record.array is None and not view.terminal:
         yield "warning", find_stopped_supervisor(history.events)
+    yield "messages", describe_unsent(history.events)
     changed_attempts = [attempt.number for attempt in history.attempts if attempt.script_changed]
     yield "note", describe_changed_script(record, changed_attempts)
     if record.holds_allocation:

@@ -60,6 +60,7 @@ class JobSpec(JobSettings):
         launcher_options: options of the launcher, None for an option without a value.
         roles: the roles beside the training, None for a run of one role.
         trials: set if the array's tasks are trials of a sweep.
+        notify: the addresses to which messages about the run are sent, without secrets.
         separate_streams: also write stdout and stderr of each rank to separate files.
         allocation: the allocation in which the job runs as a step, None for a job of its own.
         idle_limit: set if the job only holds an allocation: it ends after so many seconds without a step.
@@ -92,6 +93,7 @@ class JobSpec(JobSettings):
     separate_streams: bool = False
     allocation: Allocation | None = None
     idle_limit: int | None = None
+    notify: tuple[str, ...] = ()
 
     @property
     def other_roles(self) -> tuple[RoleSpec, ...]:
@@ -109,6 +111,11 @@ class JobSpec(JobSettings):
     @property
     def supervised(self) -> bool:
         """Whether an option requires the supervisor in the job."""
+        return self.acts_on_failures or bool(self.notify)
+
+    @property
+    def acts_on_failures(self) -> bool:
+        """Whether the supervisor does more than to report events."""
         return self.restarted or bool(self.health_check) or bool(self.other_roles)
 
     @property

@@ -80,6 +80,7 @@ class JobOptions(JobSettings, Placement):
         tracker: experiment trackers to inform about the run: wandb, mlflow, tensorboard, aim.
         stage_in: data to copy to the nodes' local disks, as ``SRC[:DST[:OPTION,...]]``.
         stage_out: folders of the nodes' local disks to copy back, as ``SRC[:DST]``.
+        notify: names of secrets with URLs of Apprise to which messages about the run are sent, or such URLs.
     """
 
     job_name: str | None = None
@@ -101,3 +102,4 @@ class JobOptions(JobSettings, Placement):
     tracker: tuple[str, ...] = ()
     stage_in: tuple[str, ...] = ()
     stage_out: tuple[str, ...] = ()
+    notify: tuple[str, ...] = ()

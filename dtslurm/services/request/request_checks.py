@@ -141,6 +141,8 @@ def collect_notices(
             "roles need the supervisor, which only dtslurm submit installs; with plain sbatch the job ends "
             "at once"
         )
+    elif spec.notify and not submitted:
+        notices.append("messages need the supervisor, which only dtslurm submit installs: none are sent")
     elif spec.supervised and not submitted:
         notices.append(
             "restarts need the supervisor, which only dtslurm submit installs; with plain sbatch the job "

@@ -85,10 +85,19 @@ def find_environment(
     return Checked(None)
 
 
-def secrets_of(context: Context, names: Sequence[str]) -> Checked[dict[str, str]]:
+def label_address(text: str) -> str:
+    """Return a value of ``--notify`` as it may be shown: the name of a secret, or the scheme of a URL."""
+    scheme, separator, _ = text.partition("://")
+    return f"{scheme}://***" if separator else text
+
+
+def secrets_of(context: Context, names: Sequence[str], option: str = "--secret") -> Checked[dict[str, str]]:
     """Return the values of the secrets, from the environment, else from the user's keyring.
 
     No message contains a value. Invalid names are skipped; `job_checks.check_secret_names` reports them.
+
+    Args:
+        option: the option that names the secrets.
     """
     values: dict[str, str] = {}
     problems = []
@@ -98,11 +107,11 @@ def secrets_of(context: Context, names: Sequence[str]) -> Checked[dict[str, str]
         value = context.env.get(name) or _read_keyring(name)
         if not value:
             problems.append(
-                f"--secret {name}: neither your environment nor the keyring has a value of this name "
+                f"{option} {name}: neither your environment nor the keyring has a value of this name "
                 f"(keyring set {KEYRING_SERVICE} {name})"
             )
         elif "\0" in value:
-            problems.append(f"--secret {name}: the value contains a NUL byte")
+            problems.append(f"{option} {name}: the value contains a NUL byte")
         else:
             values[name] = value
     return Checked(values, errors(problems))
@@ -217,6 +226,7 @@ def spec_of(
         trials=request.trials,
         separate_streams=request.separate_streams,
         idle_limit=request.idle_limit,
+        notify=tuple(label_address(text) for text in request.notify),
     )
 
 

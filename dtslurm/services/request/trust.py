@@ -34,7 +34,7 @@ class ProjectFile:
 
 
 def require_trust(context: Context, job: LoadedJob) -> None:
-    """Refuse an untrusted job file that names secrets or copies variables of the user's environment.
+    """Refuse an untrusted job file that names secrets or addresses, or copies variables of the user.
 
     Raises:
         RequestInvalid: a job is to be submitted from such a file.
@@ -43,6 +43,7 @@ def require_trust(context: Context, job: LoadedJob) -> None:
         return
     stage_options = [stage.work for stage in job.stages]
     settings = [f"secret {name}" for options in stage_options for name in options.secrets]
+    settings += [f"notify {name}" for options in stage_options for name in options.notify]
     settings += [
         f"your {name}" for options in stage_options for name, value in options.env.items() if value is None
     ]

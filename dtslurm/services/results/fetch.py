@@ -81,12 +81,12 @@ def fetch(
     folder = target or context.cwd / Path(record.run_dir).name
     if folder.resolve() == Path(record.run_dir):
         raise RequestInvalid([f"the run directory is already at {folder}"])
-    if any(pattern.strip("/") == RunDir.SECRETS for pattern in patterns):
+    if any(pattern.strip("/") in {RunDir.SECRETS, RunDir.NOTIFY} for pattern in patterns):
         raise RequestInvalid(
             [
                 (
-                    "the folder secrets is not downloaded: it holds the values of --secret, which stay on "
-                    "the cluster"
+                    "the files secrets and notify.json are not downloaded: they hold the values of --secret "
+                    "and --notify, which stay on the cluster"
                 )
             ]
         )
@@ -97,6 +97,7 @@ def fetch(
         tuple(expanded for pattern in run_patterns or ["*"] for expanded in _file_and_folder(pattern)),
         skip=(
             RunDir.SECRETS,
+            RunDir.NOTIFY,
             *((RunDir.RECORD,) if record.mirror else ()),
             *(name for name in _ONLY_BY_NAME if not _is_named(name, run_patterns)),
         ),

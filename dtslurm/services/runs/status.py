@@ -25,6 +25,7 @@ from dtslurm.services.runs.run_evidence import (
     status_from_run_files,
 )
 from dtslurm.services.wiring.context import ActiveCluster, Context
+from dtslurm.services.wiring.left_messages import send_left_messages
 from dtslurm.store.rundir import RunDir
 
 _NO_FOLDER = Path(os.devnull) / "none"  # no path below a device exists
@@ -119,7 +120,11 @@ def views(
     for pending in by_route.values():
         for view in _observe_cluster(context, pending, Freshness(background, newer_than)):
             views_by_token[view.record.token] = view
-    return [views_by_token[record.token] for record in records]
+    run_views = [views_by_token[record.token] for record in records]
+    send_left_messages(
+        context, [(view.record, view.statuses[0]) for view in run_views if not view.record_problem]
+    )
+    return run_views
 
 
 def _is_settled(statuses: Sequence[JobStatus], now: float) -> bool:

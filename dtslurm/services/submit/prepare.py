@@ -21,6 +21,7 @@ from dtslurm.render.script import RunPlace, Site, render
 from dtslurm.render.text import insert_dependency
 from dtslurm.services.preflight.bad_nodes import choose_exclusion
 from dtslurm.services.preflight.containers import runtime_for
+from dtslurm.services.preflight.notifications import NotificationPlan, choose_notifications
 from dtslurm.services.request import experiment_trackers
 from dtslurm.services.request.code_snapshot import Code, code_of, git_state, script_digest
 from dtslurm.services.request.launcher_detection import cautions, suggest_launcher
@@ -61,6 +62,7 @@ class Prepared:
         git: the git commit of the code, None if unknown.
         script_sha256: SHA-256 of a training script that the user may still edit, empty if there is none.
         secrets: values of secrets by name; they appear in no text that is printed or queued.
+        notifications: the addresses of messages about the run, None without any.
         payload: additional files of the run directory, by relative path.
         transport: the transport to the cluster, as in `JobRecord`.
         request: the original request without the project's defaults, which `resubmit` submits again.
@@ -75,6 +77,7 @@ class Prepared:
     git: GitState | None = None
     script_sha256: str = ""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    notifications: NotificationPlan | None = field(default=None, repr=False)
     transport: str = ""
     payload: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     request: JobRequest | None = None
@@ -143,10 +146,16 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     runtime = diagnostics.take(
         runtime_for(context, spec, profile, layout.layout, here=not standalone and not cluster.remote)
     )
+    notifications = diagnostics.take(
+        choose_notifications(
+            context, cluster, request, spec, is_valid=not (diagnostics.problems or standalone)
+        )
+    )
     if diagnostics.problems or layout.layout is None or launcher is None:
         raise RequestInvalid(diagnostics.problems)
-    if request.launcher not in {None, AUTO}:
-        advice = cautions(context, request, layout.layout, launcher)
+    advice = (
+        advice if request.launcher in {None, AUTO} else cautions(context, request, layout.layout, launcher)
+    )
 
     submission = render(
         spec, Site(profile, templates_of(context, request), runtime), layout.layout, launcher, run_place
@@ -167,6 +176,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         git=git,
         script_sha256=script_digest(cluster, code, spec) if not standalone else "",
         secrets=secret_values,
+        notifications=notifications,
         transport=request.transport or cluster.automatic_transport,
         payload=request.payload,
         request=original_request,

@@ -19,6 +19,7 @@ from dtslurm.services.submit.prepare import Prepared, prepare
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm.arrays import task_ranges
 from dtslurm.store.rundir import RunDir
+from dtslurm.worker.lib.json_records import read_object
 
 CHECKPOINTS = "DTSLURM_CHECKPOINT_DIR"
 
@@ -112,10 +113,18 @@ def restore_request(record: JobRecord, make: Callable[..., Context] = Context) -
         from dtslurm.config.validator import validator
 
         request = replace(request, roles=validator(Roles).validate_python(request_values["roles"]))
+    request = replace(request, notify=(*request.notify, *_read_addresses(record)))
     context = make(cwd=Path(folder))
     if request.cluster is None:
         request = replace(request, cluster=_find_own_cluster(context, record))
     return context, request
+
+
+def _read_addresses(record: JobRecord) -> list[str]:
+    """Return the URLs of a run's ``--notify``, which only its private file contains."""
+    addresses = read_object(str(Path(record.folder) / RunDir.NOTIFY)).get("addresses")
+    entries = [entry for entry in addresses if isinstance(entry, dict)] if isinstance(addresses, list) else []
+    return [str(entry["url"]) for entry in entries if entry.get("url") and not entry.get("name")]
 
 
 def _find_own_cluster(context: Context, record: JobRecord) -> str:

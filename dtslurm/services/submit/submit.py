@@ -86,7 +86,8 @@ def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobReco
     job_id = None
     try:
         if cluster.remote:
-            run.create(context.transport, {**delivery.files, RunDir.RECORD: _encode_record(prepared, record)})
+            files = {**delivery.files, **_encode_notifications(prepared, with_secrets=False)}
+            run.create(context.transport, {**files, RunDir.RECORD: _encode_record(prepared, record)})
             remember(context.index, record)
         else:
             with noting(context, record):
@@ -199,6 +200,7 @@ def _build_delivery(context: Context, prepared: Prepared, record: JobRecord) -> 
         files["code.diff"] = prepared.git.diff
     if prepared.secrets:
         files[RunDir.SECRETS] = shell_file(prepared.secrets)
+    files.update(_encode_notifications(prepared, with_secrets=True))
     if submission.spec.supervised:
         files.update(supervision.files(context))
         files.update(supervision.health_files(submission, prepared.cluster.profile))
@@ -211,6 +213,14 @@ def _build_delivery(context: Context, prepared: Prepared, record: JobRecord) -> 
         files=files,
         snapshot=prepared.code.snapshot if prepared.code else None,
     )
+
+
+def _encode_notifications(prepared: Prepared, *, with_secrets: bool) -> dict[str, bytes]:
+    """Return the file with the addresses of messages; no file without addresses."""
+    if prepared.notifications is None:
+        return {}
+    spec, cluster = prepared.submission.spec, prepared.submission.cluster
+    return {RunDir.NOTIFY: prepared.notifications.encode(spec.name, cluster, with_secrets=with_secrets)}
 
 
 def _encode_record(prepared: Prepared, record: JobRecord) -> bytes:
@@ -238,8 +248,11 @@ def _resubmittable_request(request: JobRequest | None) -> JobRequest | None:
     """Return a request that can be submitted again.
 
     None for a function, whose pickle is for one run only, and for an allocation, which runs no script.
+    Addresses of messages that are URLs are left out: only the run's private file contains them.
     """
-    return None if request is None or request.payload or request.idle_limit is not None else request
+    if request is None or request.payload or request.idle_limit is not None:
+        return None
+    return replace(request, notify=tuple(text for text in request.notify if "://" not in text))
 
 
 def _git_details(git: GitState | None) -> dict[str, object] | None:

@@ -63,6 +63,10 @@ elif sys.argv[1:2] == ["preflight"]:
     from worker.preflight.main import main
 
     main(sys.argv[2:])
+elif sys.argv[1:2] == ["notify"]:
+    from worker.notify.sender import main
+
+    sys.exit(main(sys.argv[2:]))
 else:
     from worker.supervisor.main import main
 
@@ -89,7 +93,7 @@ def files(context: Context) -> dict[str, bytes]:
     """
     worker = assets.worker("supervisor").parent
     paths = [worker / "__init__.py", *sorted(worker.glob("sampler_*.py"))]
-    for package in ("evidence", "lib", "preflight", "stacks", "supervisor"):
+    for package in ("evidence", "lib", "notify", "preflight", "stacks", "supervisor"):
         paths += sorted((worker / package).rglob("*.py"))
     contents = {f"{FOLDER}/worker/{path.relative_to(worker)}": path.read_bytes() for path in paths}
     signatures = known.load(context.cwd, context.env)

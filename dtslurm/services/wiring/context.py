@@ -139,6 +139,7 @@ class Context:
             somebody else's repository runs none of its programs.
         prompt: asks the user for a password or code: (text, echo) to answer; None without a terminal.
         queues: this process's last queue snapshot of each Slurm, used if the shared cache cannot be written.
+        messages_checked_at: when messages of a run were last left to a sender by this process, by token.
         preflight_results: time and notices of each submission that passed the preflight in this process.
     """
 
@@ -150,6 +151,7 @@ class Context:
     prompt: Callable[[str, bool], str] | None = None
     queues: dict[str, SharedQueue] = field(default_factory=dict)
     workers: dict[Transport, RemoteWorker] = field(default_factory=dict, repr=False)
+    messages_checked_at: dict[str, float] = field(default_factory=dict, repr=False)
     preflight_results: dict[str, tuple[float, list[str]]] = field(default_factory=dict, repr=False)
     _clusters: dict[tuple[str, str], ActiveCluster] = field(default_factory=dict)
     _scratch: TemporaryDirectory[str] | None = field(default=None, repr=False)

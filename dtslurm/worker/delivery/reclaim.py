@@ -33,6 +33,7 @@ from .objects import SEALS, choose_objects_folder
 
 YOUNG = 3600.0  # seconds; a running delivery may be about to link to a younger object
 STALE = 86400.0  # seconds; no delivery takes longer
+SECRET_FILES = (b"secrets", b"notify.json")
 MOST_NAMES = 1000  # maximum number of reported names of files that a job wrote in code/
 # Seconds. A job writes its last events within a minute of its end. A clean takes less than a quarter of an
 # hour.
@@ -315,7 +316,7 @@ class ReclaimPlan:
         trouble: List[bytes] = []
         for name in self.going:
             run = self._runs[name]
-            has_secrets = os.path.lexists(os.path.join(run, b"secrets"))
+            has_secrets = any(os.path.lexists(os.path.join(run, file)) for file in SECRET_FILES)
             if not self._whole and name not in self.with_code and not has_secrets:
                 continue
             try:
@@ -335,8 +336,9 @@ class ReclaimPlan:
 
     def _remove_files(self, name: str, run: bytes) -> bool:
         """Remove the secrets and the planned code files; return whether all of the files are gone."""
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(run, b"secrets"))
+        for file in SECRET_FILES:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(run, file))
         all_gone = remove_files(os.path.join(run, b"code"), self.going[name])
         forbid_start(run)  # again, in case the disk was full
         return all_gone

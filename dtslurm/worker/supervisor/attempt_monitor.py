@@ -32,6 +32,7 @@ class AttemptMonitor:
         silence_every: rounds between two checks of the ranks' output and activity.
         failed_at: when the first failure of a rank was seen (monotonic clock); 0 without one.
         asked_at: when Slurm was last queried about the nodes (monotonic clock).
+        stall_reported: whether a stall of this attempt was recorded, if hangs are not detected.
         pictured_at: when the stacks were last requested (monotonic clock); 0 if there is no request.
     """
 
@@ -64,6 +65,7 @@ class AttemptMonitor:
         self.every = 2 if self.beats.arrive_by_tcp else self.silence_every // 4
         self.failed_at = 0.0
         self.asked_at = -ASK_AGAIN_S
+        self.stall_reported = False
         self.pictured_at = 0.0
 
     def until_the_end(self) -> Dict[str, Any]:
@@ -92,6 +94,7 @@ class AttemptMonitor:
         role_problem = supervisor.roles.problem() if supervisor.roles is not None else {}
         if role_problem:
             return dict(role_problem)
+        supervisor.check_messages(self.number)
         self.beats.look()
         for name in self.agents.look():
             supervisor.ledger.event("agent_restarted", self.number, node=name)
@@ -123,7 +126,8 @@ class AttemptMonitor:
         supervisor.longest_pause = detector.longest
         if self.hangs:
             self._update_stacks()
-        else:
+        elif hang:
+            self._report_stall(hang)
             hang = None
         now = time.monotonic()
         pause = SOON_S if detector.idle or supervisor.in_doubt else ASK_AGAIN_S
@@ -148,6 +152,14 @@ class AttemptMonitor:
         self.beats.ask_stacks()
         self.pictured_at = now
 
+    def _report_stall(self, hang: Hang) -> None:
+        """Record once that the ranks stand still, in a run that goes on then."""
+        if not self.stall_reported:
+            self.stall_reported = True
+            values = {"rank": hang.rank, "node": hang.node, "summary": hang.summary}
+            self.supervisor.ledger.event("stalled", self.number, since=round(hang.since), **values)
+            self.supervisor.notifications.request()
+
     def _report_hang(self, hang: Hang) -> Dict[str, Any]:
         stacks = self.beats.stacks(STACKS_S)
         if stacks and hang.rank is None:  # stacks are more specific than process states
@@ -156,4 +168,5 @@ class AttemptMonitor:
         ranks = sorted(self.beats.ranks())
         values = {"rank": hang.rank, "node": hang.node, "summary": hang.summary}
         ledger.event("hang", self.number, ranks=ranks, since=round(hang.since), **values)
+        self.supervisor.notifications.request()
         return dict(values, cause="hang", blame="unknown")

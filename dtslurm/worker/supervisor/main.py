@@ -8,6 +8,7 @@ import time
 from functools import partial
 from typing import Any, Dict, List, Optional
 
+from ..notify.job_sender import END_S, ENDING_S, JobMessages
 from . import (
     agents,
     bad_nodes,
@@ -57,6 +58,7 @@ class Supervisor:
         components: the nodes of each component of the job; ranks run in the first one.
         nodes: all nodes of the job.
         lost: nodes that left the job.
+        notifications: the messages that the user has requested.
         roles: the roles beside the training, None in a run of one role.
         attempt_nodes: the nodes of the running attempt.
         longest_pause: seconds of the longest pause of training so far.
@@ -78,6 +80,7 @@ class Supervisor:
         self.components = [slurm.hostnames(nodelist) for nodelist in slurm.component_nodelists()]
         self.nodes = [name for names in self.components for name in names]
         self.lost: List[str] = []
+        self.notifications = JobMessages(self.run_dir, self.top, self.ledger)
         plan = read_plan(self.top)
         self.roles = RoleMonitor(self, plan) if plan is not None else None
         self.attempt_nodes: List[str] = []
@@ -109,6 +112,12 @@ class Supervisor:
             return False
         self.limit_at = slurm.limit_of(slurm.show_job(LIMIT_PATIENCE_S)) or self.limit_at
         return slurm.now() > self.limit_at - LIMIT_MARGIN_S
+
+    def check_messages(self, number: int) -> None:
+        """Send messages that are left, and report once that training will reach the time limit."""
+        if not self.settings.total_time:  # otherwise the run continues after its time limit
+            self.notifications.check_limit(number, slurm.now(), self.limit_at, self.settings.time_limit)
+        self.notifications.look()
 
     # ---- the loop over attempts ----
 
@@ -179,6 +188,7 @@ class Supervisor:
         if history and history[-1].attempt == number:
             return self._act_on_end(history[-1], history[:-1])
         self.say("attempt {} is resumed".format(number))
+        self.notifications.request()
         self.attempt_nodes = nodes
         if self.roles is not None:
             self.roles.begin(resume=True)
@@ -229,6 +239,7 @@ class Supervisor:
         world_size = self._world_size(nodes)
         start: Dict[str, Any] = {"job_id": slurm.own_id(), "slurm_time": round(slurm.now(), 3), **self.start}
         self.ledger.event("attempt", number, nodes=nodes, world_size=world_size, **start)
+        self.notifications.request()
         self.ledger.note_checkpoints(number)
         if number:
             self.say("attempt {} begins on {}".format(number, ",".join(nodes)))
@@ -624,7 +635,11 @@ class Supervisor:
             self.roles.finish(lambda: self.term_at is not None or lease.stopped(self.run_dir))
         self._stop_roles()
         secrets.delete_after_end(self.run_dir, os.environ)
-        self.ledger.event("ended", lease.holder(self.run_dir), exit_code=code, time=int(time.time()))
+        self.ledger.event(
+            "ended", lease.holder(self.run_dir), exit_code=code, final=True, time=int(time.time())
+        )
+        self.notifications.request()
+        self.notifications.finish(END_S if self.term_at is None else ENDING_S)
         if code and lease.stopped(self.run_dir):
             self.await_cancel()  # otherwise the state of the job would be FAILED
         return code

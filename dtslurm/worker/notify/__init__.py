@@ -1,0 +1,1 @@
+"""Messages about a run to chat, mail and webhooks, which the library Apprise sends."""

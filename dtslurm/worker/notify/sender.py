@@ -1,0 +1,161 @@
+"""Send the messages of a run that were not sent yet: ``notify RUN_DIR [--state STATE] [--job | --detach]``.
+
+The supervisor starts this program in the job; dtslurm starts it where it runs the commands of the cluster.
+It needs an interpreter with the library Apprise. The exit code is 3 without the library, 1 if a message could
+not be sent, and 0 otherwise. Each address has its own process with a time limit, so a receiver that does not
+answer delays no other.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import sys
+from typing import Any, Dict, List
+
+from ..lib.json_records import read_lines, read_object
+from ..lib.rank_files import open_rank_log
+from .messages import TRIES, Message, RunState, list_messages
+from .outbox import CUT_OFF, SETTINGS, Outbox
+
+NO_LIBRARY, UNSENT = 3, 1
+TRIES_OF_JOB = 2  # the others are left to the login node, which may reach more of the network
+SEND_S = 6  # seconds for one message
+_OUTPUT_TAIL = 4096  # bytes
+_LONGEST_PROBLEM = 200
+
+
+class SendingTimedOut(BaseException):
+    """A receiver did not answer in time; a library must not catch this exception."""
+
+
+def main(words: List[str]) -> int:
+    """Send what is left; return the exit code."""
+    parser = argparse.ArgumentParser(prog="notify")
+    parser.add_argument("run_dir")
+    parser.add_argument("--state", default="")
+    parser.add_argument("--job", action="store_true")
+    parser.add_argument("--detach", action="store_true")
+    options = parser.parse_args(words)
+    if options.detach:
+        _detach()
+    settings = read_object(os.path.join(options.run_dir, SETTINGS))
+    addresses = [entry for entry in settings.get("addresses") or [] if isinstance(entry, dict)]
+    messages = list_messages(
+        read_lines(os.path.join(options.run_dir, "events.jsonl")),
+        RunState(
+            name=str(settings.get("name") or ""),
+            cluster=str(settings.get("cluster") or ""),
+            state=options.state,
+            cancelled=os.path.lexists(os.path.join(options.run_dir, "stop")),
+        ),
+        lambda attempt, rank: _read_output(options.run_dir, attempt, rank),
+    )
+    with contextlib.suppress(OSError):
+        os.nice(10)  # training must not become slower
+    try:
+        import apprise  # noqa: F401 - imported once, before the processes of the addresses
+    except ImportError:
+        return NO_LIBRARY
+    outbox = Outbox(options.run_dir, TRIES_OF_JOB if options.job else TRIES)
+    children = []
+    for number, address in enumerate(addresses):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                code = _send_to(outbox, number, address, messages)
+            finally:
+                os._exit(code)
+        children.append(child)
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    return UNSENT if any(codes) else 0
+
+
+def _detach() -> None:
+    """Go on in a process of another session, without the streams; the calling process ends."""
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        os.read(reader, 1)  # the caller of this process may kill its process group when it ends
+        os._exit(0)
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(null, stream)
+    os.close(writer)
+
+
+def _read_output(run_dir: str, attempt: int, rank: int) -> str:
+    """Return the end of a rank's output; empty if it cannot be read."""
+    try:
+        with contextlib.closing(open_rank_log(os.path.join(run_dir, "logs", str(attempt)), rank)) as log:
+            data = log.read(_OUTPUT_TAIL, max(0, log.size() - _OUTPUT_TAIL))
+    except (OSError, ValueError):
+        return ""
+    return data.decode("utf-8", "replace")
+
+
+def _send_to(outbox: Outbox, number: int, address: Dict[str, Any], messages: List[Message]) -> int:
+    """Send the messages to one address; return `UNSENT` if one could not be sent.
+
+    After a failure, only the newest message is tried, because the receiver may not answer.
+    """
+    url, label = str(address.get("url") or ""), str(address.get("label") or "")
+    code = 0
+    for message in messages:
+        if code and message is not messages[-1]:
+            continue
+        path = outbox.claim(message.key, number)
+        if path is not None:
+            problem = send(url, message)
+            outbox.settle(path, message, number, label, problem)
+            code = UNSENT if problem else code
+        else:
+            path = outbox.find_cut_off(message.key, number)
+            if path is not None:
+                outbox.settle(path, message, number, label, CUT_OFF, final=True)
+    return code
+
+
+def send(url: str, message: Message) -> str:
+    """Send one message; return why it could not be sent, without secrets; empty if it was sent."""
+    import apprise
+
+    def time_out(_number: int, _frame: Any) -> None:
+        raise SendingTimedOut
+
+    signal.signal(signal.SIGALRM, time_out)
+    signal.alarm(SEND_S)
+    log: Any = None
+    try:
+        asset = apprise.AppriseAsset(app_id="dtslurm", async_mode=False)
+        service = apprise.Apprise(asset=asset)
+        with apprise.LogCapture(level=apprise.logging.WARNING, fmt="%(message)s") as log:
+            if not service.add(url):
+                return "Apprise does not accept the address"
+            is_sent = service.notify(
+                title=message.title, body=message.body, notify_type=message.kind, body_format="text"
+            )
+            lines = log.getvalue().splitlines()
+        return "" if is_sent else hide_parts(lines[0] if lines else "it was not accepted", url)
+    except SendingTimedOut:
+        return "no answer within {} s".format(SEND_S)
+    except Exception as error:  # noqa: BLE001 - of any service of the library
+        return hide_parts("{}: {}".format(type(error).__name__, error), url)
+    finally:
+        signal.alarm(0)
+
+
+def hide_parts(problem: str, url: str) -> str:
+    """Return the text without the parts of an address that may be secret: all but its scheme and host."""
+    rest = url.partition("://")[2]
+    for part in sorted(re.split(r"[/:@?&=#,]", rest), key=len, reverse=True):
+        if len(part) >= 4 and not re.match(r"(?i)^([a-z0-9-]+\.)+[a-z0-9-]+$", part):
+            problem = problem.replace(part, "***")
+    return problem[:_LONGEST_PROBLEM]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

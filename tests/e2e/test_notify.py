@@ -1,0 +1,109 @@
+"""Messages about runs: sent once, by the job or by what looks at it, without their secrets anywhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import WITHOUT_SSH, Cli, events_of
+from tests.e2e.test_secrets import argvs, files_with_the_secret
+from tests.sinks import MailSink, WebhookSink
+
+pytestmark = pytest.mark.timeout(600)
+FAILS = """
+    import sys, time
+    print("step 1", flush=True)
+    raise ValueError("no data in shard 7")
+"""
+FAILS_ONCE = """
+    import os, pathlib, signal
+    mark = pathlib.Path("mark")
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def sink() -> Iterator[WebhookSink]:
+    with WebhookSink().run() as running:
+        yield running
+
+
+def submit(cli: Cli, *words: str, script: str) -> str:
+    return cli.submit("-l", "single", "--python", sys.executable, *words, cli.script(script))
+
+
+def test_failed_run_sends_its_diagnosis_and_no_secret_is_left(
+    cli: Cli, sink: WebhookSink, tmp_path: Path
+) -> None:
+    cli.env["HOOK"] = sink.url
+    job = submit(cli, "--notify", "HOOK", script=FAILS)
+    assert not [words for words in argvs() if b"c4n4ry" in words]
+    cli.wait_for_end(job)
+    cli.wait_until(lambda: len(sink.messages) == 2)
+    started, failed = sink.messages
+    assert started["title"] == f"job {job} (train) on {cli.cluster} started"
+    assert failed["title"] == f"job {job} (train) on {cli.cluster} failed"
+    for part in (
+        "ValueError: no data in shard 7", "rank 0, node ", "exit code 1",
+        f"to look further: dtslurm diagnose {job}",
+    ):  # fmt: skip
+        assert part in failed["message"]
+    shown = cli("status", job).stdout + cli("status", "--json", job).stdout + cli("logs", job).stdout
+    run = cli.run_dir(job)
+    assert "message sent to HOOK: the job failed" in shown
+    assert "c4n4ry" not in shown
+    assert files_with_the_secret(tmp_path) == ["notify.json"]
+    assert (run.path / "notify.json").stat().st_mode & 0o777 == 0o600
+    assert len(sink.messages) == 2
+
+
+@WITHOUT_SSH
+def test_restarted_run_sends_each_event_once(cli: Cli, sink: WebhookSink) -> None:
+    job = submit(cli, "--notify", sink.url, "--max-restarts", "1", "--no-health-check", script=FAILS_ONCE)
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
+    cli.wait_until(lambda: len(sink.messages) == 3)
+    ends = [title.rpartition(" ")[2] for title in sink.titles()]
+    assert ends == ["started", "restarted", "done"]
+    assert "attempt 0 ended: " in sink.messages[1]["message"]
+    assert "c4n4ry" not in (cli.run_dir(job).path / "job.json").read_text()
+
+
+@WITHOUT_SSH
+def test_hanging_webhook_delays_neither_the_training_nor_other_messages(cli: Cli, sink: WebhookSink) -> None:
+    sink.delay_s = 1000.0
+    with MailSink().run() as mail:
+        job = submit(cli, "--notify", sink.url, "--notify", mail.url, script='open("trained", "w")')
+        assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
+        cli.wait_until(lambda: len(mail.mails) == 2)
+        run = cli.run_dir(job)
+        [end] = [event for event in events_of(run, "ended") if event.get("final")]
+        [attempt] = events_of(run, "attempt_ended")
+        assert end["time"] - attempt["time"] < 60  # the end of training did not wait for a message
+        cli.wait_until(lambda: events_of(run, "message_failed"))
+        assert "not sent to json://***" in cli("status", job).stdout
+
+
+@WITHOUT_SSH
+def test_messages_that_a_job_cannot_send_are_sent_once_by_those_who_look(cli: Cli, sink: WebhookSink) -> None:
+    folder = cli.folder / "cluster_profiles"
+    folder.mkdir()
+    (folder / "offline.yaml").write_text(f"extends: {cli.cluster}\nenvironment:\n  offline: true\n")
+    words = ("--parsable", "-t", "10", "-l", "single", "--python", sys.executable, "--notify", sink.url)
+    done = cli("submit", "--cluster", "offline", *words, cli.script(FAILS))
+    job = done.stdout.strip()
+    cli.started.append(job)
+    assert "have no internet" in done.stderr
+    watchers = [threading.Thread(target=cli, args=("logs", "-f", job), kwargs={"code": None}) for _ in "ab"]
+    for watcher in watchers:
+        watcher.start()
+    for watcher in watchers:
+        watcher.join()
+    cli.wait_until(lambda: cli("status", job) and len(sink.messages) == 2)
+    assert sorted(title.rpartition(" ")[2] for title in sink.titles()) == ["failed", "started"]
+    cli.wait_until(lambda: len(events_of(cli.run_dir(job), "message_sent")) == 2)
