@@ -51,6 +51,7 @@ def project(
         "XDG_STATE_HOME": str(folder / "state"),
         "XDG_CACHE_HOME": str(folder / "cache"),
         "DTSLURM_RUN_ROOT": str(folder / "runs"),
+        "TRAINING_CHANNEL": "json://127.0.0.1:9/nobody",
     }
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     run_line(folder, environment, "dtslurm trust")

@@ -26,6 +26,18 @@ FAILS_ONCE = """
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 """
+KILLS_ITS_JOB = """
+    import os, pathlib, re, signal
+    run = os.environ["DTSLURM_RUN_DIR"]
+    text = ""
+    while '"batch"' not in text:
+        text = pathlib.Path(run, "events.jsonl").read_text()
+    os.kill(int(re.search('"batch": ([0-9]+)', text)[1]), signal.SIGKILL)
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        if f"{run}/supervisor\\0--nodes".encode() in path.read_bytes():
+            os.kill(int(path.parent.name), signal.SIGKILL)
+    raise SystemExit(1)
+"""
 
 
 @pytest.fixture
@@ -36,6 +48,18 @@ def sink() -> Iterator[WebhookSink]:
 
 def submit(cli: Cli, *words: str, script: str) -> str:
     return cli.submit("-l", "single", "--python", sys.executable, *words, cli.script(script))
+
+
+def submit_offline(cli: Cli, *words: str, script: str) -> str:
+    """Submit a job to a cluster whose compute nodes have no internet."""
+    folder = cli.folder / "cluster_profiles"
+    folder.mkdir()
+    (folder / "offline.yaml").write_text(f"extends: {cli.cluster}\nenvironment:\n  offline: true\n")
+    options = ("--parsable", "-t", "10", "-l", "single", "--python", sys.executable, *words)
+    done = cli("submit", "--cluster", "offline", *options, cli.script(script))
+    assert "have no internet" in done.stderr
+    cli.started.append(done.stdout.strip())
+    return cli.started[-1]
 
 
 def test_failed_run_sends_its_diagnosis_and_no_secret_is_left(
@@ -91,14 +115,7 @@ def test_hanging_webhook_delays_neither_the_training_nor_other_messages(cli: Cli
 
 @WITHOUT_SSH
 def test_messages_that_a_job_cannot_send_are_sent_once_by_those_who_look(cli: Cli, sink: WebhookSink) -> None:
-    folder = cli.folder / "cluster_profiles"
-    folder.mkdir()
-    (folder / "offline.yaml").write_text(f"extends: {cli.cluster}\nenvironment:\n  offline: true\n")
-    words = ("--parsable", "-t", "10", "-l", "single", "--python", sys.executable, "--notify", sink.url)
-    done = cli("submit", "--cluster", "offline", *words, cli.script(FAILS))
-    job = done.stdout.strip()
-    cli.started.append(job)
-    assert "have no internet" in done.stderr
+    job = submit_offline(cli, "--notify", sink.url, script=FAILS)
     watchers = [threading.Thread(target=cli, args=("logs", "-f", job), kwargs={"code": None}) for _ in "ab"]
     for watcher in watchers:
         watcher.start()
@@ -107,3 +124,11 @@ def test_messages_that_a_job_cannot_send_are_sent_once_by_those_who_look(cli: Cl
     cli.wait_until(lambda: cli("status", job) and len(sink.messages) == 2)
     assert sorted(title.rpartition(" ")[2] for title in sink.titles()) == ["failed", "started"]
     cli.wait_until(lambda: len(events_of(cli.run_dir(job), "message_sent")) == 2)
+
+
+@pytest.mark.parametrize("cli", ["local"], indirect=True)
+def test_end_of_a_job_that_could_not_report_it_is_sent_by_those_who_look(cli: Cli, sink: WebhookSink) -> None:
+    job = submit_offline(cli, "--notify", sink.url, "--no-requeue", script=KILLS_ITS_JOB)
+    assert cli.wait_for_end(job)["statuses"][0]["state"] != "COMPLETED"
+    cli.wait_until(lambda: cli("status", job) and sink.count("failed"))
+    assert sorted(title.rpartition(" ")[2] for title in sink.titles()) == ["failed", "started"]

@@ -13,7 +13,6 @@ from .outbox import SETTINGS
 from .sender import NO_LIBRARY, UNSENT
 
 END_S = 15.0  # how long the end of the job waits for a receiver that does not answer
-ENDING_S = 3.0  # the same, if Slurm has sent TERM
 LIMIT_CHECK_S = 10.0
 _SHARE, _LEAST_S = 0.1, 30.0  # of the time limit, in which its end is near
 _FEWEST_STEPS = 3
@@ -26,20 +25,25 @@ class JobMessages:
     Attributes:
         top: the path of the worker program's files.
         ledger: the events of the run.
+        reports: whether the user has requested messages.
+        enabled: whether the job sends them.
         python: an interpreter that has Apprise.
+        limit_reported: whether it was recorded in this start that training will reach the time limit.
     """
 
     def __init__(self, run_dir: str, top: str, ledger: Any) -> None:
         settings = read_object(os.path.join(run_dir, SETTINGS))
         self.run_dir, self.top, self.ledger = run_dir, top, ledger
+        self.reports = bool(settings)
         self.enabled = settings.get("from_job") is True
         python = settings.get("python")
         self.python = python if isinstance(python, str) and os.access(python, os.X_OK) else sys.executable
         self._process: Any = None
         self._requested = False
         self._retry_at: Optional[float] = None  # monotonic clock
-        self._limit_checked_at = 0.0
-        self._limit_reported = False
+        self.limit_reported = False
+        self._limit_checked_at = -LIMIT_CHECK_S
+        self._first_look_at = 0.0
 
     def request(self) -> None:
         """Send the messages of events that were recorded just now."""
@@ -56,6 +60,8 @@ class JobMessages:
             with contextlib.suppress(OSError):
                 self._process = subprocess.Popen(
                     words,
+                    # As where the addresses were checked: variables of training may lead to other modules.
+                    env={name: value for name, value in os.environ.items() if name[:6] != "PYTHON"},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -71,10 +77,12 @@ class JobMessages:
         self._process = None
         if code == UNSENT:
             self._retry_at = time.monotonic() + PAUSE_S
-        elif code == NO_LIBRARY:
+        elif code:
             self.enabled = False
-            problem = "{} has no module apprise in the job".format(self.python)
-            self.ledger.event("messages_left", problem=problem)
+            problem = "ended with exit code {}".format(code)
+            if code == NO_LIBRARY:
+                problem = "cannot import the module apprise in the job"
+            self.ledger.event("messages_left", problem="{} {}".format(self.python, problem))
         return False
 
     def finish(self, patience_s: float) -> None:
@@ -86,27 +94,36 @@ class JobMessages:
                 return
             time.sleep(0.1)
 
-    def check_limit(self, attempt: int, now: float, limit_at: Optional[float], time_limit: float) -> None:
-        """Record once that training is expected to reach the job's time limit.
+    def expect_limit(self, attempt: int, now: float, limit_at: Optional[float], time_limit: float) -> str:
+        """Return why training is expected to reach the job's time limit; empty if it is not.
 
         Args:
             now, limit_at: the time and the end of the time limit, by the controller's clock.
-            time_limit: the requested time limit in seconds; 0 if unknown.
+            time_limit: the requested time limit in seconds; 0 if the job has the default of its partition.
         """
-        is_due = time.monotonic() >= self._limit_checked_at + LIMIT_CHECK_S or not self._limit_checked_at
-        if not self.enabled or self._limit_reported or limit_at is None or not time_limit or not is_due:
-            return
-        self._limit_checked_at = time.monotonic()
+        if limit_at is None:
+            return ""
+        self._first_look_at = self._first_look_at or now
         path = os.path.join(self.run_dir, "metrics", str(attempt), "train.jsonl")
         points = [
             (record.get("time"), record.get("step"), record.get("total_steps"))
             for record in read_lines(path, _METRICS_TAIL)
         ]
-        summary = expect_limit(points, limit_at - now, time_limit)
-        if summary:
-            self._limit_reported = True
-            self.ledger.event("limit_expected", attempt, summary=summary)
-            self.request()
+        return expect_limit(points, limit_at - now, time_limit or limit_at - self._first_look_at)
+
+    def is_limit_check_due(self) -> bool:
+        """Return whether the time limit should be checked now."""
+        now = time.monotonic()
+        if not self.reports or self.limit_reported or now < self._limit_checked_at + LIMIT_CHECK_S:
+            return False
+        self._limit_checked_at = now
+        return True
+
+    def report_limit(self, attempt: int, summary: str) -> None:
+        """Record and send that training is expected to reach the job's time limit."""
+        self.limit_reported = True
+        self.ledger.event("limit_expected", attempt, summary=summary)
+        self.request()
 
 
 def expect_limit(points: List[Any], left_s: float, time_limit: float) -> str:

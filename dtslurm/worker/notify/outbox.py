@@ -58,6 +58,16 @@ class Outbox:
         result = read_object(path)
         return "problem" in result and result.get("final") is not True and ended_s_ago >= PAUSE_S
 
+    def is_open(self, key: str, address: int) -> bool:
+        """Return whether a message was neither sent nor given up."""
+        path = os.path.join(self.folder, "{}.{}.{{}}".format(key, address))
+        last_result: Dict[str, Any] = {}
+        for number in range(1, self.max_tries + 1):
+            if not os.path.lexists(path.format(number)):
+                break
+            last_result = read_object(path.format(number))
+        return not (last_result.get("sent") or last_result.get("final"))
+
     def find_cut_off(self, key: str, address: int) -> Optional[str]:
         """Return the path of a try whose sender ended without a result; None if there is none."""
         for number in range(1, self.max_tries + 1):

@@ -1,7 +1,7 @@
 """Send the messages of a run that were not sent yet: ``notify RUN_DIR [--state STATE] [--job | --detach]``.
 
 The supervisor starts this program in the job; dtslurm starts it where it runs the commands of the cluster.
-It needs an interpreter with the library Apprise. The exit code is 3 without the library, 1 if a message could
+It needs an interpreter with the library Apprise. The exit code is 3 without the library, 4 if a message could
 not be sent, and 0 otherwise. Each address has its own process with a time limit, so a receiver that does not
 answer delays no other.
 """
@@ -13,13 +13,14 @@ import re
 import signal
 import sys
 from typing import Any, Dict, List
+from urllib.parse import unquote
 
 from ..lib.json_records import read_lines, read_object
 from ..lib.rank_files import open_rank_log
 from .messages import TRIES, Message, RunState, list_messages
 from .outbox import CUT_OFF, SETTINGS, Outbox
 
-NO_LIBRARY, UNSENT = 3, 1
+NO_LIBRARY, UNSENT = 3, 4  # exit codes
 TRIES_OF_JOB = 2  # the others are left to the login node, which may reach more of the network
 SEND_S = 6  # seconds for one message
 _OUTPUT_TAIL = 4096  # bytes
@@ -52,18 +53,21 @@ def main(words: List[str]) -> int:
         ),
         lambda attempt, rank: _read_output(options.run_dir, attempt, rank),
     )
+    outbox = Outbox(options.run_dir, TRIES_OF_JOB if options.job else TRIES)
+    keys = [message.key for message in messages]
+    if not any(outbox.is_open(key, number) for key in keys for number in range(len(addresses))):
+        return 0  # without loading Apprise
     with contextlib.suppress(OSError):
         os.nice(10)  # training must not become slower
     try:
         import apprise  # noqa: F401 - imported once, before the processes of the addresses
-    except ImportError:
+    except Exception:  # noqa: BLE001 - it may be damaged, or made for another Python
         return NO_LIBRARY
-    outbox = Outbox(options.run_dir, TRIES_OF_JOB if options.job else TRIES)
     children = []
     for number, address in enumerate(addresses):
         child = os.fork()
         if not child:
-            code = 1
+            code = UNSENT
             try:
                 code = _send_to(outbox, number, address, messages)
             finally:
@@ -103,13 +107,13 @@ def _send_to(outbox: Outbox, number: int, address: Dict[str, Any], messages: Lis
     After a failure, only the newest message is tried, because the receiver may not answer.
     """
     url, label = str(address.get("url") or ""), str(address.get("label") or "")
-    code = 0
+    service, code = _connect(url), 0
     for message in messages:
         if code and message is not messages[-1]:
             continue
         path = outbox.claim(message.key, number)
         if path is not None:
-            problem = send(url, message)
+            problem = send(service, url, message)
             outbox.settle(path, message, number, label, problem)
             code = UNSENT if problem else code
         else:
@@ -119,22 +123,33 @@ def _send_to(outbox: Outbox, number: int, address: Dict[str, Any], messages: Lis
     return code
 
 
-def send(url: str, message: Message) -> str:
+def _connect(url: str) -> Any:
+    """Return Apprise's service of an address; without one if the address is invalid.
+
+    Apprise loads its services here, before a message is claimed: a message of a sender that is killed
+    afterwards counts as perhaps sent.
+    """
+    import apprise
+
+    service = apprise.Apprise(asset=apprise.AppriseAsset(app_id="dtslurm", async_mode=False))
+    with contextlib.suppress(Exception):
+        service.add(url)
+    return service
+
+
+def send(service: Any, url: str, message: Message) -> str:
     """Send one message; return why it could not be sent, without secrets; empty if it was sent."""
     import apprise
 
     def time_out(_number: int, _frame: Any) -> None:
         raise SendingTimedOut
 
+    if not len(service):
+        return "Apprise does not accept the address"
     signal.signal(signal.SIGALRM, time_out)
     signal.alarm(SEND_S)
-    log: Any = None
     try:
-        asset = apprise.AppriseAsset(app_id="dtslurm", async_mode=False)
-        service = apprise.Apprise(asset=asset)
         with apprise.LogCapture(level=apprise.logging.WARNING, fmt="%(message)s") as log:
-            if not service.add(url):
-                return "Apprise does not accept the address"
             is_sent = service.notify(
                 title=message.title, body=message.body, notify_type=message.kind, body_format="text"
             )
@@ -151,8 +166,11 @@ def send(url: str, message: Message) -> str:
 def hide_parts(problem: str, url: str) -> str:
     """Return the text without the parts of an address that may be secret: all but its scheme and host."""
     rest = url.partition("://")[2]
-    for part in sorted(re.split(r"[/:@?&=#,]", rest), key=len, reverse=True):
-        if len(part) >= 4 and not re.match(r"(?i)^([a-z0-9-]+\.)+[a-z0-9-]+$", part):
+    host = re.split(r"[/?#]", rest)[0].rpartition("@")[2].partition(":")[0]
+    parts = re.split(r"[/:@?&=#,]", rest)
+    parts += [unquote(part) for part in parts]
+    for part in sorted(parts, key=len, reverse=True):
+        if len(part) >= 4 and not (part == host and "." in host):
             problem = problem.replace(part, "***")
     return problem[:_LONGEST_PROBLEM]
 

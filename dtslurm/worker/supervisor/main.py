@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import Any, Dict, List, Optional
 
-from ..notify.job_sender import END_S, ENDING_S, JobMessages
+from ..notify.job_sender import END_S, JobMessages
 from . import (
     agents,
     bad_nodes,
@@ -115,9 +115,16 @@ class Supervisor:
 
     def check_messages(self, number: int) -> None:
         """Send messages that are left, and report once that training will reach the time limit."""
-        if not self.settings.total_time:  # otherwise the run continues after its time limit
-            self.notifications.check_limit(number, slurm.now(), self.limit_at, self.settings.time_limit)
-        self.notifications.look()
+        messages, time_limit = self.notifications, self.settings.time_limit
+        # With a total time, the run continues after its time limit.
+        is_due = not self.settings.total_time and messages.is_limit_check_due()
+        if is_due and messages.expect_limit(number, slurm.now(), self.limit_at, time_limit):
+            # A site may have raised the limit meanwhile.
+            self.limit_at = slurm.limit_of(slurm.show_job(LIMIT_PATIENCE_S)) or self.limit_at
+            summary = messages.expect_limit(number, slurm.now(), self.limit_at, time_limit)
+            if summary:
+                messages.report_limit(number, summary)
+        messages.look()
 
     # ---- the loop over attempts ----
 
@@ -639,7 +646,7 @@ class Supervisor:
             "ended", lease.holder(self.run_dir), exit_code=code, final=True, time=int(time.time())
         )
         self.notifications.request()
-        self.notifications.finish(END_S if self.term_at is None else ENDING_S)
+        self.notifications.finish(END_S)
         if code and lease.stopped(self.run_dir):
             self.await_cancel()  # otherwise the state of the job would be FAILED
         return code
