@@ -39,15 +39,17 @@ def test_fetch_copies_only_new_files_and_skips_the_snapshot(invoke: Run, runs: R
 
 
 def test_c24_fetch_never_copies_secrets(invoke: Run, runs: Runs, folder: Path) -> None:
-    secrets = {"secrets": "export TOKEN=hush", "secrets.md": "", "sub/secrets": ""}
+    secrets = {"secrets": "export TOKEN=hush", "secrets.md": "", "sub/secrets": "", "notify.json": "hush"}
     secrets |= {"ray-token": "hush", "tasks/1/ray-token": "hush", "sub/ray-token": ""}
     runs.deliver(runs.add("train", "7", files={**LOG, **secrets}), CODE)
     invoke("fetch", "train", code=0)
     invoke("fetch", "train", "*", "secrets*", "sec*", "code", code=0)
-    refused = invoke("fetch", "train", "secrets", code=2)
-    assert "holds the values of --secret, which stay on the cluster" in refused.stderr
+    for name in ("secrets", "notify.json"):
+        refused = invoke("fetch", "train", name, code=2)
+        assert "they hold the values of --secret and --notify, which stay on the cluster" in refused.stderr
     got = folder / "train-7"
     assert not (got / "secrets").exists()
+    assert not (got / "notify.json").exists()
     assert (got / "secrets.md").exists()
     assert (got / "sub" / "secrets").exists()
     assert [str(path.relative_to(got)) for path in got.rglob("ray-token")] == ["sub/ray-token"]

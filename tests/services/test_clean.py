@@ -96,11 +96,13 @@ def test_clean_deletes_code_and_secrets_and_keeps_logs(root: Root) -> None:
     old, new = root.add("old", 40), root.add("new", 1)
     for run in (old, new):
         (run / "secrets").write_text("export TOKEN=hush\n")
+        (run / "notify.json").write_text("{}")
     expected = clean(root.context, older_than=30 * DAY)
     assert clean(root.context, older_than=30 * DAY, remove=True) == expected
     assert not (old / "code").exists()
     assert (old / "logs" / "batch.log").exists()
     assert not (old / "secrets").exists()
+    assert not (old / "notify.json").exists()
     assert (new / "secrets").exists()
     assert (new / "code" / "shared.py").read_text() == "x" * 20_000
     assert root.objects() == 3
