@@ -113,7 +113,6 @@ def test_hanging_webhook_delays_neither_the_training_nor_other_messages(cli: Cli
         assert "not sent to json://***" in cli("status", job).stdout
 
 
-@WITHOUT_SSH
 def test_messages_that_a_job_cannot_send_are_sent_once_by_those_who_look(cli: Cli, sink: WebhookSink) -> None:
     job = submit_offline(cli, "--notify", sink.url, script=FAILS)
     watchers = [threading.Thread(target=cli, args=("logs", "-f", job), kwargs={"code": None}) for _ in "ab"]
