@@ -30,6 +30,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "top": ("dtslurm top", "dtslurm top 17", "dtslurm top --once --json"),
     "exec": ("dtslurm exec 17", "dtslurm exec 17 --rank 1 nvidia-smi", "dtslurm exec 17 --all -- df -h /tmp"),
+    "forward": (
+        "dtslurm forward 17 8888",
+        "dtslurm forward 17 0:6006 --rank 1 --open",
+        "dtslurm forward 17 --role rollout",
+    ),
     "diagnose": ("dtslurm diagnose", "dtslurm diagnose 17 --attempt 0", "dtslurm diagnose 17 --live"),
     "report": ("dtslurm report 17", "dtslurm report 17 -o run.html"),
     "compare": ("dtslurm compare 17 18", "dtslurm compare 17 18 19 -o compare.html"),

@@ -31,6 +31,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "dtslurm.cli.commands.exec:exec_",
         "Run a command or a shell inside a running job.",
     ),
+    "forward": (
+        "dtslurm.cli.commands.forward:forward_",
+        "Forward ports of this machine to a running job.",
+    ),
     "diagnose": (
         "dtslurm.cli.commands.diagnose:diagnose",
         "Find the first rank that failed, its cause, and a fix.",

@@ -7,9 +7,11 @@ host the modules form the package ``far``, and import each other as here, with `
 from __future__ import annotations
 
 import base64
+import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 from dtslurm import assets
 
@@ -95,6 +97,11 @@ def _pack_modules(modules: tuple[str, ...]) -> str:
 def _render_loader(modules: Sequence[str]) -> str:
     texts = [(name, assets.worker(name.replace(".", "/") + ".py").read_text("utf-8")) for name in modules]
     return f"texts = {texts!r}\n{_LOADER}"
+
+
+def encode_request(request: Mapping[str, Any]) -> str:
+    """Return a request as the argument of a program of `inline_program`: compressed JSON in base 64."""
+    return base64.b64encode(zlib.compress(json.dumps(request).encode(), 9)).decode()
 
 
 def run_with_any_python(

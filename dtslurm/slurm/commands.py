@@ -259,6 +259,18 @@ def step_of_user(
     ]  # fmt: skip
 
 
+def step_for_ports(job_id: str, node: str, command: Sequence[str]) -> list[str]:
+    """Return the command that runs a step with an input on a node of a running job, for `dtslurm forward`.
+
+    The step overlaps the job's other steps and takes none of their resources, also before Slurm 22.05.
+    """
+    return [
+        "srun", *_within(job_id), "--job-name=dtslurm-forward", "--nodes=1", "--ntasks=1",
+        f"--nodelist={node}", "--overlap", "--mem=0", "--gres=none", "--cpu-bind=none", "--mpi=none",
+        "--immediate=20", "--kill-on-bad-exit=0", "--wait=0", "--chdir=/", *command,
+    ]  # fmt: skip
+
+
 def step_beside(job_id: str, nodes: Sequence[str], command: Sequence[str]) -> list[str]:
     """Return the command that runs a step on these nodes of a running job, once per node.
 

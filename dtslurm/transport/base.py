@@ -28,6 +28,7 @@ KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_CONF_SERVE
 QUERY_ENVIRONMENT = {"LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 TAIL_LINES = 20
+CONNECT_S = 10.0  # for a TCP connection from the host to another host
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,38 @@ class Stream(Iterator[bytes], Protocol):
         ...
 
 
+class TcpConnection(Protocol):
+    """A TCP connection, with the methods of a socket."""
+
+    def recv(self, nbytes: int, /) -> bytes:
+        """Return up to ``nbytes`` bytes, ``b""`` at the end; see `socket.socket.recv`.
+
+        Raises:
+            OSError: the connection was lost.
+        """
+        ...
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send all bytes; see `socket.socket.sendall`.
+
+        Raises:
+            OSError: the connection was lost.
+        """
+        ...
+
+    def settimeout(self, value: float | None, /) -> None:
+        """Set the time limit of each method in seconds; None for no limit."""
+        ...
+
+    def shutdown(self, how: int, /) -> None:
+        """Close the connection for sending, receiving or both; see `socket.socket.shutdown`."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
 class Transport(Protocol):
     """A way to run commands and move bytes on one host."""
 
@@ -153,6 +186,16 @@ class Transport(Protocol):
 
         Raises:
             CommandNotFound, HostUnavailable, TransportError: as in `run`, at this call or at the first chunk.
+        """
+        ...
+
+    def connect_tcp(self, address: str, port: int) -> TcpConnection:
+        """Connect from the host to a port of another host; no port of the host is opened for that.
+
+        With OpenSSH, a connection that the host cannot make ends without a byte.
+
+        Raises:
+            TransportError: there is no login, or the connection could not be made.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from dtslurm.errors import CommandNotFound, CommandTimeout, TransportError
 from dtslurm.model.own_files import make_folders
 from dtslurm.transport.base import (
+    CONNECT_S,
     KEPT,
     QUERY_ENVIRONMENT,
     SCRUBBED,
@@ -92,6 +94,15 @@ class LocalTransport:
         finally:
             stream.stop()
             channel.end()
+
+    def connect_tcp(self, address: str, port: int) -> socket.socket:
+        """Connect to a port; see `Transport.connect_tcp`."""
+        try:
+            connection = socket.create_connection((address, port), timeout=CONNECT_S)
+        except OSError as error:
+            raise TransportError(f"no connection to {address}:{port}: {error.strerror or error}") from None
+        connection.settimeout(None)
+        return connection
 
     def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
         """Write a file atomically; see `Transport.put`."""

@@ -18,7 +18,7 @@ from dtslurm.errors import (
     TransportError,
 )
 from dtslurm.transport import disk, exit_status, remote_command
-from dtslurm.transport.base import CommandFailed, Completed, Stream, tail, text
+from dtslurm.transport.base import CommandFailed, Completed, Stream, TcpConnection, tail, text
 from dtslurm.transport.channel import Channel, Feeder, TimeIsUp, outputs
 from dtslurm.transport.remote_stream import STUCK_S, RemoteStream
 
@@ -188,6 +188,10 @@ class RemoteTransport:
                 stream.stop()
                 if not is_killed:
                     self._kill(stream.answer.pid)
+
+    def connect_tcp(self, address: str, port: int) -> TcpConnection:
+        """Connect from the host to a port of another host; see `Transport.connect_tcp`."""
+        raise NotImplementedError
 
     def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
         """Write a file atomically; see `Transport.put`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtslurm.model.jobs.roles import NAME
+from dtslurm.model.jobs.roles import NAME, PORT_NAME
 from dtslurm.model.runs.roles import InstanceState, RoleState
 from dtslurm.worker.lib.json_records import finite_number, whole_number
 
@@ -13,6 +13,7 @@ _STATES = {"waiting", "starting", "ready", "unresponsive", "ended", "failed", "r
 _MOST = 10_000  # instances of a role
 _MAX_TEXT = 200
 _MOST_COMPONENTS = 128  # of a heterogeneous job in Slurm
+_LARGEST_PORT = 65535
 _LOADS = ("running", "waiting", "requests_per_s")
 
 
@@ -49,9 +50,20 @@ def _read_instance(values: Any) -> InstanceState | None:
         start=-1 if start is None else start,
         restarts=max(0, restarts or 0),
         changed=finite_number(values.get("changed")),
+        ports=_read_ports(values.get("ports")),
         url=_read_text(values.get("url")),
         load={key: value for key, value in numbers.items() if value is not None},
     )
+
+
+def _read_ports(value: object) -> dict[str, int]:
+    ports = value if isinstance(value, dict) else {}
+    numbers = {name: whole_number(ports[name]) for name in ports if isinstance(name, str)}
+    return {
+        name: number
+        for name, number in numbers.items()
+        if number is not None and 0 < number <= _LARGEST_PORT and PORT_NAME.fullmatch(name)
+    }
 
 
 def _read_text(value: object) -> str:

@@ -9,7 +9,8 @@ import click
 from dtslurm.cli import completers
 from dtslurm.cli.options import cluster_option, parse_ranks
 from dtslurm.errors import RequestInvalid
-from dtslurm.services.observe.execute import CommandTarget, execute
+from dtslurm.services.observe.execute import execute
+from dtslurm.services.observe.target_process import ProcessSelector
 from dtslurm.services.runs.runs import find
 from dtslurm.services.runs.tasks import task_of
 from dtslurm.services.wiring.context import Context
@@ -68,7 +69,7 @@ def exec_(
         raise RequestInvalid([f"{' and '.join(given)} exclude each other"])
     context = Context()
     record = find(context, job, cluster)
-    target = CommandTarget(ranks=parse_ranks(ranks), node=node, role=role, all_ranks=all_ranks)
+    target = ProcessSelector(ranks=parse_ranks(ranks), node=node, role=role, all_ranks=all_ranks)
     sys.exit(execute(context, record, target, command, task=task_of(job, record), write=_write))
 
 

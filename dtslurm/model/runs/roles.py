@@ -19,6 +19,7 @@ class InstanceState:
         start: the number of its current start, -1 before the first.
         restarts: how many starts followed a failure.
         changed: when its state changed, in seconds since the epoch on the node of the supervisor.
+        ports: its ports by name, as far as they are known.
         url: the URL of its first port, empty if it is unknown.
         load: running and waiting requests, and ``requests_per_s``, as far as the instance states them.
     """
@@ -29,6 +30,7 @@ class InstanceState:
     start: int = -1
     restarts: int = 0
     changed: float | None = None
+    ports: Mapping[str, int] = field(default_factory=dict)
     url: str = ""
     load: Mapping[str, float] = field(default_factory=dict)
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import sys
-import zlib
 from collections.abc import Callable, Sequence
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
-from dtslurm.model.runs.telemetry import RunTelemetry
-from dtslurm.model.values import dataclass
-from dtslurm.remote.worker_program import NO_PYTHON, inline_program, run_with_any_python
+from dtslurm.remote.worker_program import NO_PYTHON, encode_request, inline_program, run_with_any_python
 from dtslurm.services.observe.live import choose_status
+from dtslurm.services.observe.target_process import ProcessSelector, choose_processes
 from dtslurm.services.observe.telemetry import RunPart, read_telemetry
 from dtslurm.services.runs.status import views
 from dtslurm.services.wiring.context import Context
@@ -30,53 +26,14 @@ _POLL_S = 0.2
 _END_S = 8.0  # for a command to end after its input has ended
 # srun repeats the exit code of the command, and warns of an option that does no harm.
 _WORDS_OF_SRUN = re.compile(rb"^srun: (error: .* Exited with exit code|.* lacks support for cpu binding)")
-_ALIVE = {"starting", "ready", "unresponsive"}
 
 Write = Callable[[bytes, bytes], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommandTarget:
-    """The parts of a job in whose place a command runs; the lowest running rank if nothing is given.
-
-    Attributes:
-        ranks: the first and the last number of each range of ranks.
-        node: a node, of whose ranks the first one is taken.
-        role: the name of a role, or NAME/NUMBER for one of its instances.
-        all_ranks: whether all running ranks are taken.
-    """
-
-    ranks: tuple[tuple[int, int], ...] | None = None
-    node: str | None = None
-    role: str | None = None
-    all_ranks: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TargetProcess:
-    """A process of the job.
-
-    Attributes:
-        variables: the variables of its environment that identify it.
-        pid: its process id on its node, as recorded.
-        component: the number of the job's component that has its node.
-    """
-
-    label: str
-    node: str
-    variables: dict[str, str]
-    pid: int | None = None
-    component: int = 0
-
-    def as_json(self) -> dict[str, object]:
-        """Return what the program on the node must know."""
-        return {"label": self.label, "node": self.node, "variables": self.variables, "pid": self.pid}
 
 
 def execute(
     context: Context,
     record: JobRecord,
-    target: CommandTarget,
+    target: ProcessSelector,
     command: Sequence[str],
     *,
     task: str | None = None,
@@ -108,7 +65,7 @@ def execute(
         return _execute_in_allocation(cluster.transport, status, target, command, write)
     if task is None and record.array is not None:
         task = status.job_id.rpartition("_")[2]
-    processes = _choose_processes(read_telemetry(context, record, RunPart(task=task)), target, name)
+    processes = choose_processes(read_telemetry(context, record, RunPart(task=task)), target, name)
     if not command:
         _check_shell(len(processes), cluster.transport, name)
     is_local = cluster.profile.scheduler == "local"
@@ -119,7 +76,7 @@ def execute(
         "command": list(command),
         "with_labels": len(processes) > 1 or target.all_ranks,
     }
-    argument = base64.b64encode(zlib.compress(json.dumps(request).encode(), 9)).decode()
+    argument = encode_request(request)
     if len(argument) > _LONGEST:
         raise RequestInvalid(
             [f"{len(processes):,} ranks with this command are too much for one step of srun"],
@@ -137,7 +94,7 @@ def execute(
 
 
 def _execute_in_allocation(
-    transport: Transport, status: JobStatus, target: CommandTarget, command: Sequence[str], write: Write
+    transport: Transport, status: JobStatus, target: ProcessSelector, command: Sequence[str], write: Write
 ) -> int:
     """Run a command, or a shell, on nodes of an allocation, in which no rank has to run.
 
@@ -173,72 +130,6 @@ def _check_shell(count: int, transport: Transport, name: str) -> None:
         raise RequestInvalid(
             [f"a shell on {transport.host} needs the program ssh, and this login uses paramiko"], hint=command
         )
-
-
-def _choose_processes(telemetry: RunTelemetry, target: CommandTarget, name: str) -> list[_TargetProcess]:
-    """Return the processes in whose place the command runs, the lowest rank first.
-
-    Raises:
-        RequestInvalid: the job has no such part, or it does not run.
-    """
-    if target.role is not None:
-        return _choose_instances(telemetry, target.role, name)
-    running = {rank.rank: rank for rank in telemetry.ranks.values() if rank.running}
-    if not running:
-        raise RequestInvalid(
-            [f"no rank of job {name} is running"], hint=f"dtslurm status {name} shows what the job does"
-        )
-    if target.ranks is not None:
-        chosen = []
-        for first, last in target.ranks:
-            found = [rank for rank in running if first <= rank <= last]
-            if not found:
-                numbers = f"rank {first}" if first == last else f"ranks {first} to {last}"
-                raise RequestInvalid(
-                    [f"{numbers} of job {name} is not running"],
-                    hint=f"of its ranks, {min(running)} to {max(running)} are running",
-                )
-            chosen += found
-        chosen = sorted(set(chosen))
-    elif target.node is not None:
-        chosen = [number for number, rank in sorted(running.items()) if rank.host == target.node][:1]
-        if not chosen:
-            hosts = sorted({rank.host for rank in running.values()})
-            suggestion = suggest_name(target.node, hosts) or f" (nodes: {', '.join(hosts[:20])})"
-            raise RequestInvalid([f"no rank of job {name} runs on {target.node!r}{suggestion}"])
-    else:
-        chosen = sorted(running) if target.all_ranks else [min(running)]
-    return [
-        _TargetProcess(
-            label=str(number),
-            node=running[number].host,
-            variables={"RANK": str(number)},
-            pid=running[number].pid,
-        )
-        for number in chosen
-    ]
-
-
-def _choose_instances(telemetry: RunTelemetry, text: str, name: str) -> list[_TargetProcess]:
-    role_name, _, number = text.partition("/")
-    roles = {role.name: role for role in telemetry.roles}
-    if role_name not in roles:
-        known = f" (roles: {', '.join(roles)})" if roles else ""
-        suggestion = suggest_name(role_name, list(roles)) or known
-        raise RequestInvalid([f"job {name} has no role {role_name!r} beside the main role{suggestion}"])
-    processes = [
-        _TargetProcess(
-            label=f"{role_name}/{instance.number}",
-            node=instance.node.partition(",")[0],
-            variables={"DTSLURM_ROLE": role_name, "DTSLURM_ROLE_INSTANCE": str(instance.number)},
-            component=roles[role_name].component,
-        )
-        for instance in roles[role_name].instances
-        if instance.state in _ALIVE and number in {"", str(instance.number)}
-    ]
-    if not processes:
-        raise RequestInvalid([f"no instance of {text} in job {name} is running"])
-    return processes
 
 
 def _run(transport: Transport, argv: Sequence[str], write: Write) -> int:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import json
 import re
 import sys
-import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +19,7 @@ from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.runs.telemetry import RankTelemetry, RunTelemetry
 from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
-from dtslurm.remote.worker_program import NO_PYTHON, inline_program, run_with_any_python
+from dtslurm.remote.worker_program import NO_PYTHON, encode_request, inline_program, run_with_any_python
 from dtslurm.services.observe.telemetry import RunPart, read_telemetry
 from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.wiring.context import Context
@@ -150,7 +148,7 @@ def _observe_ranks(
     cluster = context.cluster_of(record)
     is_local = cluster.profile.scheduler == "local"
     request = {"run_dir": run_dir, "limit": _NODE_LIMIT_S, "ranks": by_node, "by_node": not is_local}
-    argument = base64.b64encode(zlib.compress(json.dumps(request).encode(), 9)).decode()
+    argument = encode_request(request)
     if len(argument) > _LONGEST:
         return {}, [f"{len(now.ranks):,} ranks are too many for one srun step"]
     program = inline_program(_PARTS, "module.main()")

@@ -8,14 +8,18 @@ all later commands run in batch mode over the control socket and never log in ag
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from dtslurm.errors import CommandNotFound, HostUnavailable, TransportError
 from dtslurm.transport.base import text
+from dtslurm.transport.deletion import remove
 from dtslurm.transport.process import PopenChannel, has_terminal, run_in_terminal
 from dtslurm.transport.remote import MOST_CHANNELS, LinkLost, RemoteTransport, SessionRefused
 from dtslurm.transport.ssh import control
@@ -59,7 +63,12 @@ class OpenSSHTransport(RemoteTransport):
         self._socket = self._find_or_make_login()
 
     def close(self) -> None:
-        """Do nothing: later commands use the login, which ends `KEPT_S` seconds after the last one."""
+        """End the forwardings of ports; the login ends `KEPT_S` seconds after the last command."""
+        with self._lock:
+            for (address, port), path in self._forwardings.items():
+                self._ask_master("cancel", path, address, port)
+                remove(path, within=path.parent)
+            self._forwardings.clear()
 
     def logout(self) -> None:
         """End the login at once, with all its commands."""
@@ -191,6 +200,50 @@ class OpenSSHTransport(RemoteTransport):
                     )
         finally:
             channel.end()
+
+    # ---- TCP connections
+
+    @cached_property
+    def _forwardings(self) -> dict[tuple[str, int], Path]:
+        """The sockets of the ports that the master forwards. Only the user can open them."""
+        return {}
+
+    def connect_tcp(self, address: str, port: int) -> socket.socket:
+        """Connect from the host to a port of another host; see `Transport.connect_tcp`.
+
+        The master listens at a socket file for it: with ``ssh -W``, each connection would need a process, and
+        the end of one direction would end both.
+        """
+        with self._lock:
+            for _ in range(2):  # a new master does not know the forwardings of its predecessor
+                path = self._forwardings.get((address, port)) or self._begin_forwarding(address, port)
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                try:
+                    connection.connect(str(path))
+                except OSError:
+                    connection.close()
+                    del self._forwardings[address, port]
+                    remove(path, within=path.parent)
+                else:
+                    return connection
+        raise TransportError(f"the master of ssh to {self.host} forwards no port")
+
+    def _begin_forwarding(self, address: str, port: int) -> Path:
+        path = control.folder(self._env) / os.urandom(8).hex()
+        code, _, stderr = self._ask_master("forward", path, address, port)
+        if code:
+            raise TransportError(
+                f"ssh cannot forward port {port} of {address} through {self.host}",
+                evidence=stderr.splitlines(),
+            )
+        self._forwardings[address, port] = path
+        return path
+
+    def _ask_master(self, command: str, path: Path, address: str, port: int) -> tuple[int, str, str]:
+        """Run ``ssh -O`` about one forwarding, without those of the user's configuration."""
+        forwarding = f"{path}:[{address}]:{port}" if ":" in address else f"{path}:{address}:{port}"
+        options = {"ControlPath": control.quoted(self._socket or Path("none"))}
+        return self._run_ssh(["-O", command, "-L", forwarding], options, config="none")
 
     # ---- sessions
 

@@ -18,7 +18,8 @@ from functools import cached_property
 import paramiko
 from paramiko.ssh_exception import ChannelException, SSHException
 
-from dtslurm.errors import HostUnavailable, LoginRefused
+from dtslurm.errors import HostUnavailable, LoginRefused, TransportError
+from dtslurm.transport.base import CONNECT_S
 from dtslurm.transport.process import CarrierProcess, has_terminal
 from dtslurm.transport.remote import LinkLost, RemoteTransport, SessionRefused
 from dtslurm.transport.ssh import known_hosts, login, ssh_config, ssh_errors
@@ -173,6 +174,21 @@ class ParamikoTransport(RemoteTransport):
             raise LinkLost(f"the connection ended just before the command ({error})") from None
         return SessionChannel(session, line, stdin=stdin)
 
+    def connect_tcp(self, address: str, port: int) -> ForwardedConnection:
+        """Connect from the host to a port of another host; see `Transport.connect_tcp`."""
+        link = self._link
+        if link is None:
+            raise HostUnavailable(f"there is no connection to {self.host}")
+        try:
+            channel = link.open_channel(
+                "direct-tcpip", (address, port), ("127.0.0.1", 0), _WINDOW, _PACKET, timeout=CONNECT_S
+            )
+        except (SSHException, EOFError, OSError) as error:
+            raise TransportError(
+                f"{self.host} cannot connect to port {port} of {address}", evidence=[str(error)]
+            ) from None
+        return ForwardedConnection(channel)
+
     def _unstarted_error(self, stderr: str) -> SessionRefused | LinkLost | None:
         return None  # `_start_session` already detects a refused session
 
@@ -240,6 +256,44 @@ class SessionChannel:
     def end(self) -> None:
         """End the session."""
         self._session.close()
+
+
+class ForwardedConnection:
+    """A TCP connection through a paramiko channel, whose errors are those of a socket."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+
+    def recv(self, nbytes: int, /) -> bytes:
+        """Return received bytes; see `TcpConnection.recv`."""
+        with _as_os_error():
+            return self._channel.recv(nbytes)
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send all bytes; see `TcpConnection.sendall`."""
+        with _as_os_error():
+            self._channel.sendall(data)
+
+    def settimeout(self, value: float | None, /) -> None:
+        """Set the time limit of each method."""
+        self._channel.settimeout(value)
+
+    def shutdown(self, how: int, /) -> None:
+        """Close the connection for sending, receiving or both."""
+        with _as_os_error():
+            self._channel.shutdown(how)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    try:
+        yield
+    except (SSHException, EOFError) as error:
+        raise OSError(str(error)) from None
 
 
 @contextlib.contextmanager

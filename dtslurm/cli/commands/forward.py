@@ -1,0 +1,113 @@
+"""``dtslurm forward``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import webbrowser
+
+import click
+
+from dtslurm.cli import completers
+from dtslurm.cli.options import cluster_option, parse_ranks
+from dtslurm.cli.printing import output
+from dtslurm.errors import RequestInvalid
+from dtslurm.services.observe.forward import ForwardOutput, ForwardRequest, forward
+from dtslurm.services.observe.local_ports import PortMapping, parse_port
+from dtslurm.services.observe.target_process import ProcessSelector
+from dtslurm.services.runs.runs import find
+from dtslurm.services.runs.tasks import task_of
+from dtslurm.services.wiring.context import Context
+
+
+@click.command("forward")
+@click.option("--rank", metavar="R", help="Forward to the node of this rank. [default: the lowest]")
+@click.option("--node", metavar="HOST", help="Forward to this node.")
+@click.option("--role", metavar="NAME", help="Forward to an instance of this role; NAME/1 is instance 1.")
+@click.option("--open", "opens", is_flag=True, help="Open the browser as soon as the first port answers.")
+@cluster_option
+@click.argument("job", metavar="JOB", shell_complete=completers.complete_jobs)
+@click.argument("ports", nargs=-1, metavar="[[LOCAL:]PORT...]")
+def forward_(
+    rank: str | None,
+    node: str | None,
+    role: str | None,
+    opens: bool,
+    cluster: str | None,
+    job: str,
+    ports: tuple[str, ...],
+) -> None:
+    """Forward ports of this machine to a node of the running JOB, until the job ends.
+
+    PORT is a number, or the name of a port of the role; LOCAL is the port of this machine, 0 for a free one.
+    Only your own programs on this machine can connect. A pending job is waited for.
+    """
+    given = [
+        name for name, value in (("--rank", rank), ("--node", node), ("--role", role)) if value is not None
+    ]
+    if len(given) > 1:
+        raise RequestInvalid([f"{' and '.join(given)} exclude each other"])
+    selector = ProcessSelector(ranks=_parse_rank(rank), node=node, role=role)
+    mappings = _parse_ports(ports, job, has_role=role is not None)
+    context = Context()
+    record = find(context, job, cluster)
+    request = ForwardRequest(selector, mappings, task_of(job, record))
+    messages = ForwardOutput(show=_show, say=output.note, browse=_open_page if opens else None)
+    try:
+        forward(context, record, request, messages)
+    except KeyboardInterrupt:
+        output.note("forwarding ended; the job continues")
+        raise
+
+
+def _parse_rank(text: str | None) -> tuple[tuple[int, int], ...] | None:
+    ranks = parse_ranks(text)
+    if ranks is not None and (len(ranks) > 1 or ranks[0][0] != ranks[0][1]):
+        raise RequestInvalid(
+            [f"--rank {text}: ports lead to the node of one rank"], hint="run dtslurm forward for each rank"
+        )
+    return ranks
+
+
+def _parse_ports(texts: tuple[str, ...], job: str, *, has_role: bool) -> tuple[PortMapping, ...]:
+    """Return the mappings of ports.
+
+    Raises:
+        RequestInvalid: one is malformed, two have the same local port, or there is none and no role.
+    """
+    if not texts and not has_role:
+        raise RequestInvalid(["give a port"], hint=f"dtslurm forward {job} 8888")
+    mappings = tuple(parse_port(text, allows_names=has_role) for text in texts)
+    local_ports = [mapping.remote if mapping.local is None else mapping.local for mapping in mappings]
+    for number, mapping in zip(local_ports, mappings, strict=True):
+        if number != 0 and local_ports.count(number) > 1:
+            raise RequestInvalid(
+                [f"port {number} of this machine cannot lead to two ports"],
+                hint=f"0:{mapping.remote} takes a free port of this machine",
+            )
+    if len(set(mappings)) < len(mappings):
+        raise RequestInvalid(["a port is given twice"])
+    return mappings
+
+
+def _show(text: str) -> None:
+    output.say(text)
+    sys.stdout.flush()
+
+
+def _open_page(url: str) -> None:
+    """Open a page in the browser of this machine, or print its URL if there is none."""
+    threading.Thread(target=_try_to_open_page, args=(url,), daemon=True, name="dtslurm-browser").start()
+
+
+def _try_to_open_page(url: str) -> None:
+    # Without a display, Python would start a browser for terminals.
+    has_display = sys.platform != "linux" or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    )
+    try:
+        is_open = has_display and webbrowser.open(url)
+    except (webbrowser.Error, OSError):
+        is_open = False
+    output.note(f"opened {url}" if is_open else f"there is no browser here; open {url}")
