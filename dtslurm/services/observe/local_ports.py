@@ -32,10 +32,6 @@ class PortMapping:
     remote: int | str
     local: int | None = None
 
-    def describe(self) -> str:
-        """Return the mapping as the user writes it."""
-        return str(self.remote) if self.local is None else f"{self.local}:{self.remote}"
-
 
 def parse_port(text: str, *, allows_names: bool) -> PortMapping:
     """Return the mapping that ``[LOCAL:]PORT`` describes.

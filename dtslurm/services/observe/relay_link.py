@@ -113,10 +113,6 @@ class RelayLink:
         elif time.monotonic() - self._received_at > (_SILENCE_S if self.is_greeted else _GREETING_S):
             raise TransportError(f"{self.node} sent nothing for {time.monotonic() - self._received_at:.0f} s")
 
-    def read_errors(self) -> list[str]:
-        """Return the last lines that srun or the relay printed to stderr."""
-        return tail(self._stream.read_stderr()) if self._stream is not None else []
-
     def ask(self, port: int) -> PortAnswer:
         """Return whether the user's job listens at a port; waits for the node's answer."""
         number, answer = next(self._numbers), queue.SimpleQueue[PortAnswer]()
