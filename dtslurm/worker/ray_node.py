@@ -127,6 +127,9 @@ def read_token(create: bool) -> str:
 
 def start_ray(words: List[str]) -> None:
     """Run ``ray start``, with more time for Ray's own node than the 30 s of Ray."""
+    os.environ.setdefault(
+        "RAY_NUM_REDIS_GET_RETRIES", str(int(PATIENCE_S))
+    )  # to find the head, 20 by default
     from ray._private import services  # type: ignore[import-not-found,unused-ignore]
     from ray.scripts.scripts import main as ray_main  # type: ignore[import-not-found,unused-ignore]
 
