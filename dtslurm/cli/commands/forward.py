@@ -65,7 +65,7 @@ def _parse_rank(text: str | None) -> tuple[tuple[int, int], ...] | None:
     ranks = parse_ranks(text)
     if ranks is not None and (len(ranks) > 1 or ranks[0][0] != ranks[0][1]):
         raise RequestInvalid(
-            [f"--rank {text}: ports lead to the node of one rank"], hint="run dtslurm forward for each rank"
+            [f"--rank {text}: ports lead to the node of one rank"], hint="run the command once for each rank"
         )
     return ranks
 

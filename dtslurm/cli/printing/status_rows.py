@@ -251,7 +251,7 @@ def _iterate_facts(view: RunView, history: History, now: float, job: str | None)
     changed_attempts = [attempt.number for attempt in history.attempts if attempt.script_changed]
     yield "note", describe_changed_script(record, changed_attempts)
     if record.holds_allocation:
-        yield "ranks", f"none; dtslurm submit --in {record.job_id} starts scripts in this allocation"
+        yield "ranks", f"none; dtslurm submit --in {record.job_id} SCRIPT starts a run in this allocation"
     else:
         by_launcher = f" by {record.launcher}" if record.launcher else ""
         yield "ranks", f"{record.world_size}{by_launcher}"

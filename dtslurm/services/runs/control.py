@@ -86,7 +86,7 @@ def change_jobs(
         if is_step_id(record.job_id) and verb != "cancel":
             raise RequestInvalid(
                 [f"{selector}: a run in an allocation cannot be {DONE[verb]}"],
-                hint=f"dtslurm submit --in {base_id(record.job_id)} starts a run in it",
+                hint=f"dtslurm submit --in {base_id(record.job_id)} SCRIPT starts a run in it",
             )
         target = selector if array_of_task(selector) == record.job_id else record.job_id
         if verb == "requeue":

@@ -114,7 +114,7 @@ def _find_problem(held: HeldAllocation) -> tuple[str, str]:
             f"job {job.job_id} is not running: its state is {job.word}",
             f"scontrol show job {job.job_id} shows more",
         ),
-        (is_run, f"job {job.job_id} is a run itself", "dtslurm exec runs a command in it"),
+        (is_run, f"job {job.job_id} is a run itself", f"dtslurm exec {job.job_id} runs a command in it"),
         (bool(runs), f"run {runs} is running in this allocation", f"dtslurm cancel {runs} ends it"),
         (
             is_too_old,
