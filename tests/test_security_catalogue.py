@@ -203,7 +203,7 @@ def test_c35_the_required_packages_of_a_login_node_are_limited() -> None:
             "addresses": {"apprise"},
             "dtslurm_function": {"submitit"},
             "fabric_check": {"torch"},
-            "ray_node": {"ray"},
+            "ray_start": {"ray"},
             "sender": {"apprise"},
             "trial": {"optuna"},
             "trial_optuna": {"optuna"},

@@ -38,6 +38,7 @@ class Launcher:
         partial: the template below ``templates/`` with the text that one srun task runs.
         step: the template of the lines that start the job's step and set ``step`` to its process id.
         step_variables: names of the variables that these lines set for the tasks.
+        worker_program: the program of ``dtslurm/worker`` that the partial contains, empty if there is none.
         early_signal: the signal before the time limit that training code of this kind handles.
         agent: whether a task is an agent that starts its node's ranks, rather than a rank itself.
         one_process: whether there is a single process, whatever the number of GPUs.
@@ -61,6 +62,7 @@ class Launcher:
     partial: ClassVar[str] = "launchers/srun.sh.j2"
     step: ClassVar[str] = "step.sh.j2"
     step_variables: ClassVar[tuple[str, ...]] = ()
+    worker_program: ClassVar[str] = ""
     early_signal: ClassVar[str] = "USR2"
     agent: ClassVar[bool] = False
     one_process: ClassVar[bool] = False

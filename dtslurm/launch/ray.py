@@ -25,11 +25,11 @@ class Ray(Launcher):
     step_variables = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
     one_process = True
     program = "ray start"
+    worker_program = "ray_start.py"
     decided = dict.fromkeys(
         (
             *("address", "head", "node_ip_address", "port", "block", "temp_dir", "num_gpus", "num_cpus"),
-            *("min_worker_port", "max_worker_port", "dashboard_agent_listen_port"),
-            *("include_dashboard", "ray_client_server_port"),
+            *("min_worker_port", "max_worker_port", "include_dashboard", "ray_client_server_port"),
         ),
         "dtslurm sets it from the allocation of the job",
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import dtslurm
+from dtslurm import assets
 from dtslurm.container.base import FOLDER, Runtime
 from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile, Variable
@@ -231,6 +232,7 @@ def _job_values(
         "options": {key: launcher.option(spec, key) for key in launcher.options},
         "rank_cpus": RawShell(join(_rank_cpus(spec, profile, layout))),
         "passed_on": RawShell(join(launcher.passed_on(spec))),
+        "worker_program": _embed_program(launcher.worker_program) if launcher.worker_program else None,
         "restarts": restarts,
         "elastic": launcher.elastic(spec),
         "step": launcher.step,
@@ -508,7 +510,7 @@ def _fabric_check_values(
             srun.append(word)
     if "cpus-per-task" not in directives and profile.scheduler == "slurm":
         srun.append("--overcommit")  # the job may have fewer CPUs than ranks
-    program = Path(dtslurm.__file__).with_name("worker").joinpath("probe/fabric_check.py").read_text("utf-8")
+    program = _embed_program("probe/fabric_check.py")
     result_path, program_path = (
         RawShell('"$DTSLURM_RUN_DIR/fabric.json"'),
         RawShell('"$DTSLURM_RUN_DIR/fabric_check.py"'),
@@ -522,12 +524,13 @@ def _fabric_check_values(
         f"{expected_busbw:g}",
         kind,
     )
-    delimiter = heredoc_end(program, "END_OF_PYTHON")
-    return {
-        "program": RawShell(program.rstrip("\n")),
-        "end": RawShell(delimiter),
-        "srun": RawShell(wrap(words)),
-    }
+    return {"program": program["text"], "end": program["end"], "srun": RawShell(wrap(words))}
+
+
+def _embed_program(name: str) -> dict[str, str]:
+    """Return the text of a program of ``dtslurm/worker``, and the line that ends it in a script."""
+    text = assets.worker(name).read_text("utf-8")
+    return {"text": RawShell(text.rstrip("\n")), "end": RawShell(heredoc_end(text, "END_OF_PYTHON"))}
 
 
 def _task_files(

@@ -17,7 +17,7 @@ import tempfile
 import time
 from typing import Any, List
 
-PATIENCE_S = 300.0  # for Ray's own node on a slow file system, and for the head
+PATIENCE_S = 300  # for Ray's own node on a slow file system, and for the head
 POLL_S = 2.0
 SILENCE_S = 30.0  # of the head, until a node of its cluster ends
 CONNECT_S = 5.0
@@ -32,7 +32,8 @@ def main(arguments: List[str]) -> int:
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=read_token(create=not head))
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, because paths of sockets are limited
     words = [*shared_options(folder), *own_options, *arguments]
-    ray = subprocess.Popen([sys.executable, __file__, "start", *words])
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ray_start.py")
+    ray = subprocess.Popen([sys.executable, program, str(PATIENCE_S), *words])
 
     def end(*_: object) -> None:
         shutil.rmtree(folder, ignore_errors=True)  # at once, because KILL may arrive before Ray has ended
@@ -50,7 +51,7 @@ def shared_options(folder: str) -> List[str]:
     """Return the options of ``ray start`` that all nodes have."""
     words = ["--block", "--disable-usage-stats", "--temp-dir=" + os.path.join(folder, "r")]
     # With the default ports, two jobs on this node would conflict. Port 0 selects any free port.
-    words += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
+    words += ["--min-worker-port=0", "--max-worker-port=0"]
     cpus = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE")
     if cpus:
         words.append("--num-cpus=" + cpus)  # otherwise Ray uses all CPUs of the node
@@ -125,34 +126,5 @@ def read_token(create: bool) -> str:
         return file.read().strip()
 
 
-def start_ray(words: List[str]) -> None:
-    """Run ``ray start``, with more time for Ray's own node than the 30 s of Ray."""
-    os.environ.setdefault(
-        "RAY_NUM_REDIS_GET_RETRIES", str(int(PATIENCE_S))
-    )  # to find the head, 20 by default
-    from ray._private import services  # type: ignore[import-not-found,unused-ignore]
-    from ray.scripts.scripts import main as ray_main  # type: ignore[import-not-found,unused-ignore]
-
-    get_node = getattr(services, "get_node", None)
-
-    def wait_for_node(*args: Any, **options: Any) -> Any:
-        end = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                return get_node(*args, **options)  # type: ignore[misc]
-            except RuntimeError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.5)
-
-    if get_node is not None:
-        services.get_node = wait_for_node
-    sys.argv = ["ray", "start", *words]
-    ray_main()
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["start"]:
-        start_ray(sys.argv[2:])
-    else:
-        sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -23,7 +23,7 @@ from dtslurm.worker.sampler_values import PLAIN_NODES
 FOLDER = "supervisor"
 PROGRAMS_OF_ROLES = {  # with the modules that they import
     "evaluator.py": ("evaluator.py", "lib/json_records.py"),
-    "ray_node.py": ("ray_node.py",),
+    "ray_node.py": ("ray_node.py", "ray_start.py"),
 }
 _MODULES = "modules.zip"
 # Thousands of nodes start these programs at the same time. In a large job, they import their modules from a
