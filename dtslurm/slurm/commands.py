@@ -7,6 +7,7 @@ Each command makes the fewest possible requests to the controller: ``--local`` a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from dtslurm.slurm.fields import FIELD_END, SQUEUE_FORMAT, STEP_FORMAT, STEP_SACCT, Field
 
@@ -243,11 +244,14 @@ def start_in_allocation(
     ]  # fmt: skip
 
 
-def step_of_user(
-    job_id: str, nodes: Sequence[str], command: Sequence[str], *, with_terminal: bool
-) -> list[str]:
+StepInput = Literal["pipe", "terminal", "none"]
+_STDIN_OPTIONS: dict[StepInput, list[str]] = {"pipe": [], "terminal": ["--pty"], "none": ["--input=none"]}
+
+
+def step_of_user(job_id: str, nodes: Sequence[str], command: Sequence[str], *, stdin: StepInput) -> list[str]:
     """Return the command that runs a step for the user on these nodes of a running job, once per node.
 
+    Each of its tasks gets srun's input, ``pipe`` or ``terminal``, or none.
     The step shares the CPUs, the memory and (from 22.05 on) the GPUs of the job's other steps. If it cannot
     start soon, as with an earlier Slurm whose GPUs the ranks use, it fails instead of waiting for the ranks.
     """
@@ -255,7 +259,7 @@ def step_of_user(
         "srun", *_within(job_id), "--job-name=dtslurm-exec", f"--nodes={len(nodes)}",
         f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}", "--overlap",
         "--mem=0", "--cpu-bind=none", "--mpi=none", "--immediate=20", "--kill-on-bad-exit=0", "--wait=0",
-        "--chdir=/", *(["--pty"] if with_terminal else []), *command,
+        "--chdir=/", *_STDIN_OPTIONS[stdin], *command,
     ]  # fmt: skip
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shlex
+import signal
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dtslurm.errors import CommandNotFound, RequestInvalid
+from dtslurm.errors import CommandNotFound
 from dtslurm.transport.base import Transport
 from dtslurm.transport.ssh.openssh import OpenSSHTransport
 
@@ -21,24 +23,30 @@ def run_interactive(transport: Transport, argv: Sequence[str], *, folder: str | 
 
     Raises:
         CommandNotFound: there is no such program on this machine.
-        RequestInvalid: this transport cannot forward a terminal.
-        HostUnavailable, LoginRefused: the connection failed.
+        HostUnavailable, LoginRefused, TransportError: the connection failed, or the host opens no terminal.
     """
-    command = list(argv)
-    if not transport.local:
-        if not isinstance(transport, OpenSSHTransport):
-            raise RequestInvalid(
-                [
-                    (
-                        f"transport {transport.name}, which connects to {transport.host}, does not support a "
-                        "terminal"
-                    )
-                ],
-                hint=f"if ssh is installed, run: ssh -t HOST {shlex.join(command)}",
-            )
-        command = transport.terminal_argv(command)
+    if transport.name == "paramiko":
+        from dtslurm.transport.ssh.paramiko_ssh import ParamikoTransport
+
+        if isinstance(transport, ParamikoTransport):
+            return transport.run_in_terminal(argv)
+    command = transport.terminal_argv(argv) if isinstance(transport, OpenSSHTransport) else list(argv)
     working_dir = folder if folder is not None and Path(folder).is_dir() else None
     try:
-        return subprocess.run(command, cwd=working_dir, env=dict(os.environ), check=False).returncode
+        with _ctrl_c_is_for_the_program():
+            return subprocess.run(command, cwd=working_dir, env=dict(os.environ), check=False).returncode
     except (FileNotFoundError, PermissionError) as error:
         raise CommandNotFound(f"cannot run {command[0]}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _ctrl_c_is_for_the_program() -> Iterator[None]:
+    """Let Ctrl-C reach only the program at the terminal, within the context."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+        yield
+        return
+    former = signal.signal(signal.SIGINT, lambda *_: None)  # a program does not inherit a function
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)

@@ -114,6 +114,11 @@ def test_cancel_ends_the_run_and_not_the_allocation(cli: Cli, allocation: str) -
         cli("exec", allocation, "--all", "--", "sh", "-c", "echo on $SLURMD_NODENAME").stdout.count("on n")
         == 2
     )
+    assert cli("exec", allocation, "cat").stdout == ""
+    argv = [sys.executable, "-m", "dtslurm", "exec", allocation, "-i", "--", "tr", "a-z", "A-Z"]
+    environment = {**os.environ, **cli.env}
+    done = subprocess.run(argv, input="lines\n", text=True, capture_output=True, check=True, env=environment)
+    assert done.stdout == "LINES\n"
     assert "has no ranks" in cli("exec", allocation, "--rank", "0", "true", code=2).stderr
     assert "has no node 'nowhere'" in cli("exec", allocation, "--node", "nowhere", "true", code=2).stderr
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import pty
 import select
@@ -49,6 +50,17 @@ def test_command_gets_the_place_of_its_rank_and_its_exit_code_is_returned(cli: C
     assert (done.stdout, done.stderr) == ("1, dark blue, own\n", "a problem\n")
     assert cli("exec", "--rank=0", job, "--", "printenv", "RANK").stdout == "0\n"
     assert cli("exec", job, "cat").stdout == ""  # it has no input
+
+
+def test_commands_of_all_ranks_read_the_same_input(cli: Cli, job: str) -> None:
+    data = os.urandom(300_000)
+    with started(
+        cli, job, "-i", "--all", "sha256sum", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as client:
+        out, _ = client.communicate(data, timeout=120 * busyness())
+    digest = hashlib.sha256(data).hexdigest()
+    assert sorted(out.decode().splitlines()) == [f"[0] {digest}  -", f"[1] {digest}  -"]
+    assert client.returncode == 0
 
 
 def test_lines_of_several_ranks_begin_with_their_numbers(cli: Cli, job: str) -> None:

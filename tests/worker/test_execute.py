@@ -45,6 +45,7 @@ def execute(
     *,
     pid: int | None,
     run_dir: str = "/home/user/runs/a",  # under another path here
+    has_input: bool = False,
     **variables: str,
 ) -> subprocess.Popen[str]:
     """Start the program as srun does."""
@@ -55,6 +56,7 @@ def execute(
         "processes": [process],
         "command": list(command),
         "with_labels": False,
+        "has_input": has_input,
     }
     argument = base64.b64encode(zlib.compress(json.dumps(request).encode())).decode()
     return subprocess.Popen(
@@ -84,7 +86,9 @@ def test_command_gets_environment_and_folder_of_the_recorded_process(tmp_path: P
 def test_process_is_found_if_its_recorded_id_is_that_of_another(tmp_path: Path, pid: int | None) -> None:
     own = {"DTSLURM_ROLE": "judge", "DTSLURM_ROLE_INSTANCE": str(os.getpid())}
     with process_of_a_job(tmp_path, **own):
-        assert output_of(execute(["printenv", "DTSLURM_ROLE"], pid=pid, **own))[0] == "judge\n"
+        assert (
+            output_of(execute(["printenv", "DTSLURM_ROLE"], pid=pid, has_input=False, **own))[0] == "judge\n"
+        )
 
 
 def test_process_of_another_run_or_rank_is_never_taken(tmp_path: Path) -> None:
@@ -103,6 +107,49 @@ def test_command_ends_when_the_input_ends(tmp_path: Path) -> None:
         program.stdin.close()
         assert ends_in_time(pid)
         assert output_of(program)[2] == 128 + 15
+
+
+def send(program: subprocess.Popen[str], *lines: bytes) -> None:
+    assert program.stdin is not None
+    program.stdin.write("".join(base64.b64encode(line).decode() + "\n" for line in lines))
+    program.stdin.flush()
+
+
+def test_command_reads_the_input_to_its_end(tmp_path: Path) -> None:
+    with process_of_a_job(tmp_path, RANK="3") as rank:
+        program = execute(["sh", "-c", "read line; echo got $line; cat"], pid=rank.pid, has_input=True)
+        assert program.stdout is not None
+        send(program, b"a line\n")
+        assert program.stdout.readline() == "got a line\n"
+        send(program, b"two\nli", b"nes\n", b"")
+        assert output_of(program) == ("two\nlines\n", "", 0)
+
+
+def test_command_without_an_input_reads_nothing(tmp_path: Path) -> None:
+    with process_of_a_job(tmp_path, RANK="3") as rank:
+        program = execute(["cat"], pid=rank.pid)
+        send(program, b"a line\n", b"")
+        assert output_of(program) == ("", "", 0)
+
+
+def test_command_that_does_not_read_its_input_ends_with_the_caller(tmp_path: Path) -> None:
+    with process_of_a_job(tmp_path, RANK="3") as rank:
+        program = execute(["sh", "-c", "echo $$; exec sleep 1000"], pid=rank.pid, has_input=True)
+        assert program.stdout is not None
+        assert program.stdin is not None
+        pid = int(program.stdout.readline())
+        for _ in range(40):  # more than pipes hold
+            send(program, bytes(1 << 15))
+        program.stdin.close()
+        assert ends_in_time(pid)
+        assert output_of(program)[2] == 128 + 15
+
+
+def test_command_that_ends_before_its_input_is_no_error(tmp_path: Path) -> None:
+    with process_of_a_job(tmp_path, RANK="3") as rank:
+        program = execute(["true"], pid=rank.pid, has_input=True)
+        send(program, b"never read", b"")
+        assert output_of(program) == ("", "", 0)
 
 
 def test_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import click
 from dtslurm.cli import completers
 from dtslurm.cli.options import cluster_option, parse_ranks
 from dtslurm.errors import RequestInvalid
-from dtslurm.services.observe.execute import execute
+from dtslurm.services.observe.execute import CommandStreams, execute
 from dtslurm.services.observe.target_process import ProcessSelector
 from dtslurm.services.runs.runs import find
 from dtslurm.services.runs.tasks import task_of
@@ -44,6 +44,7 @@ class _ExecCommand(click.Command):
 @click.option("--node", metavar="HOST", help="Run it as the first rank on this node.")
 @click.option("--role", metavar="NAME", help="Run it as the instances of this role; NAME/1 is instance 1.")
 @click.option("--all", "all_ranks", is_flag=True, help="Run it as every rank.")
+@click.option("-i", "--input", "has_input", is_flag=True, help="Give it the input of dtslurm.")
 @cluster_option
 @click.argument("job", metavar="JOB", shell_complete=completers.complete_jobs)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND...]")
@@ -52,6 +53,7 @@ def exec_(
     node: str | None,
     role: str | None,
     all_ranks: bool,
+    has_input: bool,
     cluster: str | None,
     job: str,
     command: tuple[str, ...],
@@ -70,7 +72,8 @@ def exec_(
     context = Context()
     record = find(context, job, cluster)
     target = ProcessSelector(ranks=parse_ranks(ranks), node=node, role=role, all_ranks=all_ranks)
-    sys.exit(execute(context, record, target, command, task=task_of(job, record), write=_write))
+    streams = CommandStreams(_write, sys.stdin.fileno() if has_input else None)
+    sys.exit(execute(context, record, target, command, task=task_of(job, record), streams=streams))
 
 
 def _write(out: bytes, err: bytes) -> None:

@@ -99,7 +99,7 @@ def open_log(context: Context, record: JobRecord, path: str, opener: Opener) -> 
     Raises:
         StoreError: the log does not exist.
         CommandNotFound: no program of this kind is installed.
-        RequestInvalid, HostUnavailable, LoginRefused: a terminal on the login node cannot be opened.
+        HostUnavailable, LoginRefused, TransportError: a terminal on the login node cannot be opened.
     """
     transport = context.cluster_of(record).transport
     if not transport.local:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Sequence
 
-from dtslurm.errors import RequestInvalid
+from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
+from dtslurm.model.values import dataclass
 from dtslurm.remote.worker_program import NO_PYTHON, encode_request, inline_program, run_with_any_python
 from dtslurm.services.observe.live import choose_status
 from dtslurm.services.observe.target_process import ProcessSelector, choose_processes
@@ -23,11 +28,23 @@ from dtslurm.transport.interactive import run_interactive
 _PARTS = ("stacks.readers", "stacks.stacks", "probe.execute")
 _LONGEST = 120_000  # characters of one argument; the limit of Linux is 128 KiB
 _POLL_S = 0.2
+_CHUNK = 48 << 10
 _END_S = 8.0  # for a command to end after its input has ended
 # srun repeats the exit code of the command, and warns of an option that does no harm.
 _WORDS_OF_SRUN = re.compile(rb"^srun: (error: .* Exited with exit code|.* lacks support for cpu binding)")
 
-Write = Callable[[bytes, bytes], None]
+
+@dataclass(frozen=True)
+class CommandStreams:
+    """The streams of a command on this machine.
+
+    Attributes:
+        write: receives the stdout and the stderr of the command as they arrive.
+        stdin: the descriptor of a file that the command reads; None for an empty input.
+    """
+
+    write: Callable[[bytes, bytes], None]
+    stdin: int | None = None
 
 
 def execute(
@@ -37,13 +54,12 @@ def execute(
     command: Sequence[str],
     *,
     task: str | None = None,
-    write: Write,
+    streams: CommandStreams,
 ) -> int:
     """Run a command in the place of parts of a running job, or a shell if there is no command.
 
     Args:
         task: the task of a job array.
-        write: receives the stdout and the stderr of the command as they arrive.
 
     Returns:
         The exit code of the command; if it ran several times, that of the first one that failed.
@@ -62,12 +78,12 @@ def execute(
         )
     cluster = context.cluster_of(record)
     if record.holds_allocation:
-        return _execute_in_allocation(cluster.transport, status, target, command, write)
+        return _execute_in_allocation(cluster.transport, status, target, command, streams)
     if task is None and record.array is not None:
         task = status.job_id.rpartition("_")[2]
     processes = choose_processes(read_telemetry(context, record, RunPart(task=task)), target, name)
     if not command:
-        _check_shell(len(processes), cluster.transport, name)
+        _check_shell(len(processes), name)
     is_local = cluster.profile.scheduler == "local"
     request = {
         "run_dir": record.run_dir if task is None else f"{record.run_dir}/tasks/{task}",
@@ -75,6 +91,7 @@ def execute(
         "processes": [process.as_json() for process in processes],
         "command": list(command),
         "with_labels": len(processes) > 1 or target.all_ranks,
+        "has_input": streams.stdin is not None,
     }
     argument = encode_request(request)
     if len(argument) > _LONGEST:
@@ -87,14 +104,21 @@ def execute(
     if not is_local:
         nodes = sorted({process.node for process in processes})
         job = status.step_id(processes[0].component)
-        argv = commands.step_of_user(job, nodes, argv, with_terminal=not command)
+        argv = commands.step_of_user(job, nodes, argv, stdin="pipe" if command else "terminal")
     if not command:
         return run_interactive(cluster.transport, argv)
-    return _run(cluster.transport, argv, write)
+    with cluster.transport.stream(argv) as stream:
+        if streams.stdin is not None:
+            _start_thread(_send_framed, stream, streams.stdin)
+        return _run(stream, streams)
 
 
 def _execute_in_allocation(
-    transport: Transport, status: JobStatus, target: ProcessSelector, command: Sequence[str], write: Write
+    transport: Transport,
+    status: JobStatus,
+    target: ProcessSelector,
+    command: Sequence[str],
+    streams: CommandStreams,
 ) -> int:
     """Run a command, or a shell, on nodes of an allocation, in which no rank has to run.
 
@@ -114,39 +138,58 @@ def _execute_in_allocation(
         raise RequestInvalid([f"allocation {name} has no node {target.node!r}{suggestion}"])
     chosen = [target.node] if target.node is not None else nodes if target.all_ranks else nodes[:1]
     if not command:
-        _check_shell(len(chosen), transport, name)
+        _check_shell(len(chosen), name)
         return run_interactive(transport, commands.shell(name, chosen[0]))
-    return _run(transport, commands.step_of_user(name, chosen, command, with_terminal=False), write)
+    stdin: commands.StepInput = "none" if streams.stdin is None else "pipe"
+    with transport.stream(commands.step_of_user(name, chosen, command, stdin=stdin)) as stream:
+        if streams.stdin is not None:
+            _start_thread(_send, stream, streams.stdin)
+        return _run(stream, streams)
 
 
-def _check_shell(count: int, transport: Transport, name: str) -> None:
+def _check_shell(count: int, name: str) -> None:
     """Raise ``RequestInvalid`` if a shell cannot be opened in so many places."""
     command = f"give a command: dtslurm exec {name} COMMAND"
     if count > 1:
         raise RequestInvalid(["a shell runs in one place only"], hint="choose a rank with --rank")
     if not sys.stdin.isatty():
         raise RequestInvalid(["a shell needs a terminal"], hint=command)
-    if transport.name == "paramiko":
-        raise RequestInvalid(
-            [f"a shell on {transport.host} needs the program ssh, and this login uses paramiko"], hint=command
-        )
 
 
-def _run(transport: Transport, argv: Sequence[str], write: Write) -> int:
-    """Run the step and pass its output on; return its exit code."""
-    with transport.stream(argv) as stream:
-        try:
-            while not stream.ended:
-                out = stream.read(_POLL_S)
-                if out.startswith(NO_PYTHON.encode()):
-                    raise RequestInvalid(["the node has no Python 3.6 or later"])
-                write(out, _read_errors(stream))
-        except CommandFailed as error:
-            write(b"", _read_errors(stream))
-            return error.code
-        except KeyboardInterrupt:
-            _end(stream)
-            raise
+def _start_thread(function: Callable[[Stream, int], None], stream: Stream, source: int) -> None:
+    threading.Thread(target=function, args=(stream, source), daemon=True, name="dtslurm-input").start()
+
+
+def _send(stream: Stream, source: int) -> None:
+    """Send an input, and its end."""
+    with contextlib.suppress(TransportError):  # the command has ended
+        while data := os.read(source, _CHUNK):
+            stream.send(data)
+        stream.close_stdin()
+
+
+def _send_framed(stream: Stream, source: int) -> None:
+    """Send an input to `dtslurm.worker.probe.execute`, where the end of the stream would end the command."""
+    with contextlib.suppress(TransportError):  # the command has ended
+        while data := os.read(source, _CHUNK):
+            stream.send(base64.b64encode(data) + b"\n")
+        stream.send(b"\n")
+
+
+def _run(stream: Stream, streams: CommandStreams) -> int:
+    """Pass the output of a step on; return its exit code."""
+    try:
+        while not stream.ended:
+            out = stream.read(_POLL_S)
+            if out.startswith(NO_PYTHON.encode()):
+                raise RequestInvalid(["the node has no Python 3.6 or later"])
+            streams.write(out, _read_errors(stream))
+    except CommandFailed as error:
+        streams.write(b"", _read_errors(stream))
+        return error.code
+    except KeyboardInterrupt:
+        _end(stream)
+        raise
     return 0
 
 

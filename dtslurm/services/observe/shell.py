@@ -32,8 +32,8 @@ def open_shell(context: Context, record: JobRecord, node: str, job_id: str | Non
     """Open the shell in this terminal; return its exit code after the user leaves the shell.
 
     Raises:
-        RequestInvalid: the run has no job, or the transport of its cluster does not support a terminal.
-        CommandNotFound, HostUnavailable, LoginRefused: the shell could not be started.
+        RequestInvalid: the run has no job.
+        CommandNotFound, HostUnavailable, LoginRefused, TransportError: the shell could not be started.
     """
     argv = shell_words(context, record, node, job_id)
     print(f"{shlex.join(argv)}   (leave with exit or Ctrl-D)", flush=True)  # noqa: T201  this command owns the terminal

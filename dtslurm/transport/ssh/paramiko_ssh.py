@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import select
+import shlex
 import socket
 import threading
 import time
@@ -22,7 +23,7 @@ from dtslurm.errors import HostUnavailable, LoginRefused, TransportError
 from dtslurm.transport.base import CONNECT_S
 from dtslurm.transport.process import CarrierProcess, has_terminal
 from dtslurm.transport.remote import LinkLost, RemoteTransport, SessionRefused
-from dtslurm.transport.ssh import known_hosts, login, ssh_config, ssh_errors
+from dtslurm.transport.ssh import known_hosts, login, ssh_config, ssh_errors, terminal
 from dtslurm.transport.ssh.ordered_link import OrderedLink
 from dtslurm.transport.ssh.ssh_config import Settings
 
@@ -173,6 +174,28 @@ class ParamikoTransport(RemoteTransport):
                 ) from None
             raise LinkLost(f"the connection ended just before the command ({error})") from None
         return SessionChannel(session, line, stdin=stdin)
+
+    def run_in_terminal(self, argv: Sequence[str]) -> int:
+        """Run a command with this process's terminal; return its exit code.
+
+        Raises:
+            HostUnavailable, LoginRefused: the connection failed or was lost.
+            TransportError: the server gives the command no terminal.
+        """
+        self.open()
+        link = self._link
+        if link is None:
+            raise HostUnavailable(f"there is no connection to {self.host}")
+        try:
+            with contextlib.closing(link.open_session(timeout=_OPEN_SESSION_S)) as session:
+                code = terminal.run_in_terminal(session, shlex.join(argv))
+        except (SSHException, EOFError, OSError) as error:
+            if not link.is_active():
+                raise HostUnavailable(f"the connection to {self.host} was lost") from None
+            raise TransportError(f"{self.host} opens no terminal", evidence=[str(error)]) from None
+        if code is None:
+            raise HostUnavailable(f"the connection to {self.host} was lost")
+        return code
 
     def connect_tcp(self, address: str, port: int) -> ForwardedConnection:
         """Connect from the host to a port of another host; see `Transport.connect_tcp`."""

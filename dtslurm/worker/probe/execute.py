@@ -1,16 +1,19 @@
 """Runs a command on a node of a running job in the place of a process of the job, in a step of its own.
 
 The command gets the environment, the working directory and the container of that process. It ends when the
-input of this program ends, whose other end the caller holds: a killed caller leaves no command behind.
+input of this program ends, whose other end the caller holds: a killed caller leaves no command behind. The
+command's own input comes in lines of base64.
 """
 
 import base64
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import zlib
 from typing import IO, Any, Dict, List, Optional, Tuple
@@ -35,7 +38,10 @@ def main() -> int:
     targets = [(label, pid) for label, pid in found if pid is not None]
     if not request["command"]:
         return enter(targets[0][1])
-    return run_all(request["command"], targets, with_labels=request["with_labels"])
+    if not request["has_input"]:
+        return run_all(request["command"], targets, with_labels=request["with_labels"])
+    with tempfile.TemporaryFile() as file:
+        return run_all(request["command"], targets, with_labels=request["with_labels"], spool=Spool(file))
 
 
 def is_here(node: str, *, by_node: bool) -> bool:
@@ -97,26 +103,73 @@ def enter(pid: int) -> int:
     os.execvpe(words[0], words, env)  # noqa: S606 - this process becomes the shell
 
 
-def run_all(command: List[str], targets: List[Tuple[str, int]], *, with_labels: bool) -> int:
+class Spool:
+    """The input of a command, in a file, so that a process which does not read does not stop the others.
+
+    That also keeps the input of this program readable, whose end has to be noticed at once.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._size = 0
+        self._has_ended = False
+        self._changed = threading.Condition()
+
+    def append(self, data: bytes) -> None:
+        """Add bytes."""
+        self._file.write(data)
+        self._file.flush()
+        with self._changed:
+            self._size += len(data)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let the readers come to an end."""
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+    def copy_to(self, pipe: IO[bytes]) -> None:
+        """Copy the whole input to the input of a process, and close that."""
+        offset = 0
+        with contextlib.suppress(OSError), pipe:  # an error means that the process has ended
+            while True:
+                with self._changed:
+                    while offset == self._size and not self._has_ended:
+                        self._changed.wait()
+                data = os.pread(self._file.fileno(), 1 << 16, offset)
+                if not data:
+                    return
+                pipe.write(data)
+                pipe.flush()
+                offset += len(data)
+
+
+def run_all(
+    command: List[str], targets: List[Tuple[str, int]], *, with_labels: bool, spool: Optional[Spool] = None
+) -> int:
     """Run a command in the place of each process; return the first exit code that is not 0.
 
     Args:
         with_labels: whether each line of output begins with the label of its process.
+        spool: the input of the commands; None for an empty one.
     """
     processes: List[Any] = []
     copies = []
     for label, pid in targets:
         try:
-            process = start(command, pid, with_pipes=with_labels)
+            process = start(command, pid, with_pipes=with_labels, has_input=spool is not None)
         except OSError as error:
             sys.stderr.write("dtslurm: {}: {}\n".format(command[0], error.strerror or error))
             end(processes)
             return 127 if isinstance(error, FileNotFoundError) else 126
         processes.append(process)
+        if spool is not None:
+            threading.Thread(target=spool.copy_to, args=(process.stdin,), daemon=True).start()
         for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if source is not None:
                 copies.append(threading.Thread(target=copy_lines, args=(source, target, label)))
-    threading.Thread(target=end_with_input, args=(processes,), daemon=True).start()
+    threading.Thread(target=read_input, args=(processes, spool), daemon=True).start()
     for copy in copies:
         copy.start()
     codes = [process.wait() for process in processes]
@@ -125,7 +178,7 @@ def run_all(command: List[str], targets: List[Tuple[str, int]], *, with_labels: 
     return next((code if code > 0 else 128 - code for code in codes if code), 0)
 
 
-def start(command: List[str], pid: int, *, with_pipes: bool) -> Any:
+def start(command: List[str], pid: int, *, with_pipes: bool, has_input: bool) -> Any:
     """Start a command in the place of a process.
 
     Raises:
@@ -137,7 +190,7 @@ def start(command: List[str], pid: int, *, with_pipes: bool) -> Any:
         words,
         env=environment_of(pid),
         cwd=folder,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         start_new_session=True,
@@ -153,10 +206,24 @@ def copy_lines(source: IO[bytes], target: IO[str], label: str) -> None:
             target.flush()
 
 
-def end_with_input(processes: List[Any]) -> None:
-    """Wait for the end of the input, then end the processes."""
-    while os.read(0, 4096):
-        pass
+def read_input(processes: List[Any], spool: Optional[Spool]) -> None:
+    """Read lines of base64, of which an empty one ends the input of the commands, then end the processes."""
+    rest = b""
+    try:
+        while True:
+            data = os.read(0, 1 << 16)  # a thread that waits in sys.stdin would make the end of Python fail
+            if not data:
+                break
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if spool is None:
+                    continue
+                if line:
+                    spool.append(base64.b64decode(line))
+                else:
+                    spool.close()
+    except OSError as error:
+        sys.stderr.write("dtslurm: cannot keep the input: {}\n".format(error.strerror or error))
     end(processes)
 
 
