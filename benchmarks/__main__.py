@@ -35,6 +35,7 @@ NAMES = (
     "results",
     "ssh",
     "remote",
+    "live",
     "snapshot",
     "logs",
     "diagnose",

@@ -1,12 +1,15 @@
-"""The throughput of `dtslurm forward`, beside bare ``ssh -L`` to the same service.
+"""The time of `dtslurm exec` beside bare ``ssh`` and ``srun``, and `dtslurm forward` beside ``ssh -L``.
 
-The benchmark starts a Slurm and two SSH servers on this machine, so that the CPU limits the throughput, not a
-network. A service listens at a port that the login node can connect to. In each round, the same number of
-bytes is downloaded, and then uploaded, through ``ssh -L`` and `dtslurm forward` with each transport. The
-ratios are computed within a round. "through the step" is the way of the bytes if the SSH server forbids
-forwarding, or if a service listens on loopback of its node only. Fewer bytes are sent there.
+The benchmark starts a Slurm and two SSH servers on this machine, so that the CPU limits both, not a network.
+All ways are measured in turn, and the ratios are computed within a round.
 
-Run it with ``python -m benchmarks.forward``.
+- The command of `dtslurm exec` is ``true``, in the place of a rank. ``ssh X srun --overlap true`` starts the
+  same step, with a new connection as for most users, or over an open ControlMaster.
+- `dtslurm forward`: a service listens at a port that the login node can connect to. The same number of bytes
+  is downloaded, and then uploaded. "through the step" is the way of the bytes if the SSH server forbids
+  forwarding, or if a service listens on loopback of its node only. Fewer bytes are sent there.
+
+Run it with ``python -m benchmarks.live``.
 """
 
 from __future__ import annotations
@@ -22,17 +25,28 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.charts import median_and_quartiles
+from benchmarks.charts import compare_rounds, print_charts
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import find_or_unpack
 from tests.ports import free_port
 from tests.sshd.servers import SshLab, ssh_lab
 from tests.waiting import wait_until
 
-ROUNDS = 7
+ROUNDS, EXEC_ROUNDS = 7, 20
 SIZE, STEP_SIZE = 256 << 20, 32 << 20
 CHUNK = 1 << 18
 BARE = "ssh -L"
+SSH_SRUN, MASTER_SRUN = (
+    "ssh X srun --overlap true, new connection",
+    "ssh X srun --overlap true, ControlMaster",
+)
+DTSLURM = [str(Path(sys.executable).with_name("dtslurm"))]
+WAYS = {
+    "openssh": ("login", "openssh"),
+    "paramiko": ("login", "paramiko"),
+    "openssh, through the step": ("closed", "openssh"),
+    "paramiko, through the step": ("closed", "paramiko"),
+}
 PROFILE = """\
 extends: slurm
 login: {{host: {host}, transport: {transport}}}
@@ -91,6 +105,37 @@ def measure_upload(port: int, size: int) -> float:
         return size / (time.perf_counter() - start) / 1e6
 
 
+def submit(cluster: str) -> str:
+    """Submit the job that waits to a cluster, and return its id."""
+    words = ["submit", "--cluster", cluster, "--parsable", "-t", "60", "--no-check", "wait.py"]
+    submission = subprocess.run([*DTSLURM, *words], check=False, capture_output=True, text=True)
+    if submission.returncode:
+        raise RuntimeError(f"{submission.stdout}{submission.stderr}")
+    return submission.stdout.strip()
+
+
+def measure_exec(ssh: SshLab, jobs: dict[str, str]) -> dict[str, list[float]]:
+    """Return the milliseconds of each way to run ``true`` in a job."""
+    ssh_argv = ["ssh", "-F", str(ssh.config)]
+    master = [*ssh_argv, "-o", f"ControlPath={ssh.root}/bare"]
+    subprocess.run([*master, "-o", "ControlMaster=yes", "-N", "-f", "login"], check=True)
+    step = ["srun", "--jobid", jobs["login-openssh"], "--overlap", "--mem=0", "true"]
+    ways = {
+        SSH_SRUN: [*ssh_argv, "-o", "ControlPath=none", "login", *step],
+        MASTER_SRUN: [*master, "login", *step],
+        "dtslurm exec, openssh": [*DTSLURM, "exec", jobs["login-openssh"], "true"],
+        "dtslurm exec, paramiko": [*DTSLURM, "exec", jobs["login-paramiko"], "true"],
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(EXEC_ROUNDS + 1):  # the first round opens the connections
+        for name, argv in ways.items():
+            start = time.perf_counter()
+            subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+            if number:
+                times[name].append((time.perf_counter() - start) * 1000)
+    return times
+
+
 @contextlib.contextmanager
 def run(argv: list[str], log: Path) -> Iterator[None]:
     """Run a program in the background."""
@@ -102,33 +147,42 @@ def run(argv: list[str], log: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def forwarded_ports(root: Path, ssh: SshLab, port: int) -> Iterator[dict[str, int]]:
+def waiting_jobs(root: Path) -> Iterator[dict[str, str]]:
+    """Submit a job that waits to each cluster; yield the ids by cluster."""
+    folder = root / "config/dtslurm/cluster_profiles"
+    folder.mkdir(parents=True)
+    jobs = {}
+    try:
+        for host, transport in WAYS.values():
+            name = f"{host}-{transport}"
+            (folder / f"{name}.yaml").write_text(
+                PROFILE.format(host=host, transport=transport, root=root / "runs")
+            )
+            jobs[name] = submit(name)
+        for name, job in jobs.items():
+            status = [*DTSLURM, "status", job, "--cluster", name]
+            wait_until(
+                lambda argv=status: (
+                    b"running" in subprocess.run(argv, check=False, capture_output=True).stdout.lower()
+                ),  # type: ignore[misc]
+                f"job {job}",
+            )
+        yield jobs
+    finally:
+        for name, job in jobs.items():
+            subprocess.run([*DTSLURM, "cancel", job, "--cluster", name], check=False, capture_output=True)
+
+
+@contextlib.contextmanager
+def forwarded_ports(root: Path, ssh: SshLab, port: int, jobs: dict[str, str]) -> Iterator[dict[str, int]]:
     """Forward a service in each way; yield the ports of this machine."""
-    dtslurm = [str(Path(sys.executable).with_name("dtslurm"))]
     ports = {BARE: free_port()}
     bare = ["ssh", "-F", str(ssh.config), "-N", "-L", f"127.0.0.1:{ports[BARE]}:127.0.0.1:{port}", "login"]
-    ways = {
-        "openssh": ("login", "openssh"),
-        "paramiko": ("login", "paramiko"),
-        "openssh, through the step": ("closed", "openssh"),
-        "paramiko, through the step": ("closed", "paramiko"),
-    }
     with contextlib.ExitStack() as stack:
         stack.enter_context(run(bare, root / "bare"))
-        for name, (host, transport) in ways.items():
-            profile = root / "config/dtslurm/cluster_profiles" / f"{host}-{transport}.yaml"
-            profile.parent.mkdir(parents=True, exist_ok=True)
-            profile.write_text(PROFILE.format(host=host, transport=transport, root=root / "runs"))
-            words = ["submit", "--cluster", profile.stem, "--parsable", "-t", "60", "--no-check", "wait.py"]
-            submission = subprocess.run([*dtslurm, *words], check=False, capture_output=True, text=True)
-            if submission.returncode:
-                raise RuntimeError(f"{submission.stdout}{submission.stderr}")
-            job = submission.stdout.strip()
-            log = root / f"forward-{host}-{transport}"
-            stack.callback(
-                subprocess.run, [*dtslurm, "cancel", job, "--cluster", profile.stem], capture_output=True
-            )
-            argv = [*dtslurm, "forward", job, f"0:{port}", "--cluster", profile.stem]
+        for name, (host, transport) in WAYS.items():
+            cluster, log = f"{host}-{transport}", root / f"forward-{host}-{transport}"
+            argv = [*DTSLURM, "forward", jobs[cluster], f"0:{port}", "--cluster", cluster]
             stack.enter_context(run(argv, log))
             wait_until(lambda log=log: "forwarding" in log.read_text(), f"forwarding with {name}")  # type: ignore[misc]
             ports[name] = int(re.findall(r"127\.0\.0\.1:(\d+) ->", log.read_text())[0])
@@ -166,23 +220,20 @@ def main() -> None:
                 **{f"XDG_{kind.upper()}_HOME": str(root / kind) for kind in ("config", "state", "cache")},
             }
         )
-        os.chdir(root)
-        (root / "wait.py").write_text("import time\ntime.sleep(3600)\n")
+        (root / "project").mkdir()
+        os.chdir(root / "project")
+        (root / "project/wait.py").write_text("import time\ntime.sleep(3600)\n")
         (root / "serve.py").write_text(SERVER)
         with (
-            run([sys.executable, "serve.py", str(port)], root / "serve"),
-            forwarded_ports(root, ssh, port) as ports,
+            run([sys.executable, str(root / "serve.py"), str(port)], root / "serve"),
+            waiting_jobs(root) as jobs,
         ):
-            results = measure(ports)
-    print(f"medians of {ROUNDS} rounds; ratios within a round: median, and quartiles")
+            charts = [compare_rounds("A command in a job", "ms", SSH_SRUN, measure_exec(ssh, jobs))]
+            with forwarded_ports(root, ssh, port, jobs) as ports:
+                results = measure(ports)
     for direction, throughputs in results.items():
-        for name_of_way, values in throughputs.items():
-            pairs = zip(values, throughputs[BARE], strict=True)
-            ratio, low, high = median_and_quartiles([value / bare for value, bare in pairs])
-            median, _, _ = median_and_quartiles(values)
-            print(
-                f"{direction:9} {name_of_way:27} {median:7.1f} MB/s {ratio:6.2f} x  ({low:.2f} to {high:.2f})"
-            )
+        charts.append(compare_rounds(f"Forwarded {direction}", "MB/s", BARE, throughputs))
+    print_charts(charts)
 
 
 if __name__ == "__main__":
