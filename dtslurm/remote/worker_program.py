@@ -25,12 +25,13 @@ PYTHONS = (
     "python3.6",
     "python",
 )
+_PYTHON_OF_NODE = "/usr/bin/python3"  # on the node's disk; that of the user may be on a slow file system
 NO_PYTHON = "dtslurm: no Python 3.6 or later"
 _FIND_PYTHON = f"""\
 boot=$1 argument=$2
 shift 2
 for python in "$@"; do
-  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null &&
+  "$python" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null &&
     exec "$python" -I -S -c "$boot" "$argument"
 done
 echo '{NO_PYTHON}'
@@ -115,4 +116,4 @@ def run_with_any_python(
         name: the command's name in a process list.
         preferred_pythons: Python interpreters to try before `PYTHONS`.
     """
-    return ["sh", "-c", _FIND_PYTHON, name, boot, argument, *preferred_pythons, *PYTHONS]
+    return ["sh", "-c", _FIND_PYTHON, name, boot, argument, *preferred_pythons, _PYTHON_OF_NODE, *PYTHONS]

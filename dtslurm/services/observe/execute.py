@@ -9,16 +9,17 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
+from dtslurm.model.runs.telemetry import RunTelemetry
 from dtslurm.model.values import dataclass
 from dtslurm.remote.worker_program import NO_PYTHON, encode_request, inline_program, run_with_any_python
-from dtslurm.services.observe.live import choose_status
 from dtslurm.services.observe.target_process import ProcessSelector, choose_processes
 from dtslurm.services.observe.telemetry import RunPart, read_telemetry
-from dtslurm.services.runs.status import views
+from dtslurm.services.runs.status import choose_status, views
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm import commands
 from dtslurm.suggestions import suggest_name
@@ -69,19 +70,27 @@ def execute(
         CommandNotFound, HostUnavailable, LoginRefused: the command could not be started.
         TransportError: the connection was lost.
     """
-    status = choose_status(views(context, [record])[0], task)
-    name = status.job_id or record.name
-    if status.state is not JobState.RUNNING:
-        raise RequestInvalid(
-            [f"job {name} is not running: its state is {status.state.value}"],
-            hint=f"dtslurm status {name} shows its state and the reason",
-        )
     cluster = context.cluster_of(record)
-    if record.holds_allocation:
-        return _execute_in_allocation(cluster.transport, status, target, command, streams)
-    if task is None and record.array is not None:
-        task = status.job_id.rpartition("_")[2]
-    processes = choose_processes(read_telemetry(context, record, RunPart(task=task)), target, name)
+    with ThreadPoolExecutor(1) as pool:  # both take a round trip, so they are read at the same time
+
+        def read_parts(task: str | None) -> Future[RunTelemetry]:
+            return pool.submit(read_telemetry, context, record, RunPart(task=task), points=0)
+
+        is_known = not record.holds_allocation and (task is not None or record.array is None)
+        reading = read_parts(task) if is_known else None
+        status = choose_status(views(context, [record])[0], task)
+        name = status.job_id or record.name
+        if status.state is not JobState.RUNNING:
+            raise RequestInvalid(
+                [f"job {name} is not running: its state is {status.state.value}"],
+                hint=f"dtslurm status {name} shows its state and the reason",
+            )
+        if record.holds_allocation:
+            return _execute_in_allocation(cluster.transport, status, target, command, streams)
+        if reading is None:
+            task = status.job_id.rpartition("_")[2]
+            reading = read_parts(task)
+        processes = choose_processes(reading.result(), target, name)
     if not command:
         _check_shell(len(processes), name)
     is_local = cluster.profile.scheduler == "local"

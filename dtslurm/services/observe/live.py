@@ -21,7 +21,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.remote.worker_program import NO_PYTHON, encode_request, inline_program, run_with_any_python
 from dtslurm.services.observe.telemetry import RunPart, read_telemetry
-from dtslurm.services.runs.status import RunView, views
+from dtslurm.services.runs.status import choose_status, views
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm import commands
 from dtslurm.transport.base import Completed
@@ -120,16 +120,6 @@ def diagnose_live(context: Context, record: JobRecord, *, task: str | None = Non
         by=dict(ranks_by_method),
         missing=(*missing, *reasons),
     )
-
-
-def choose_status(view: RunView, task: str | None) -> JobStatus:
-    """Return the status of an array task; by default of the first running task, or of the job."""
-    if task is not None:
-        for status in view.statuses:
-            if status.job_id.rpartition("_")[2] == task:
-                return status
-    running_statuses = [status for status in view.statuses if status.state is JobState.RUNNING]
-    return (running_statuses or list(view.statuses))[0]
 
 
 # ---- Reading stacks on the nodes ----

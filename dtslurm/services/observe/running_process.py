@@ -13,11 +13,10 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.runs.telemetry import RunTelemetry
 from dtslurm.model.values import dataclass
-from dtslurm.services.observe.live import choose_status
 from dtslurm.services.observe.target_process import ProcessSelector, TargetProcess, choose_processes
 from dtslurm.services.observe.telemetry import RunPart, read_telemetry
 from dtslurm.services.runs.roles import role_names
-from dtslurm.services.runs.status import views
+from dtslurm.services.runs.status import choose_status, views
 from dtslurm.services.wiring.context import Context
 
 _FIRST_PAUSE_S = 1.0

@@ -6,7 +6,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dtslurm.config import metric_patterns
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.chunking import Rest
 from dtslurm.model.runs.record import JobRecord
@@ -49,7 +48,7 @@ def read_telemetry(
 
     Args:
         previous_telemetry: the previous telemetry: only newer training records and events are returned.
-        points: approximate maximum number of training records in one answer.
+        points: approximate maximum number of training records in one answer; 0 to look for none in logs.
         yield_control: see `dtslurm.model.chunking.Rest`.
 
     Raises:
@@ -67,7 +66,7 @@ def read_telemetry(
         "task": None if task is None else str(int(task)),
         "after": dict(previous_telemetry.cursor) if previous_telemetry is not None else None,
         "train_limit": max(1, points),
-        "patterns": log_patterns(context),
+        "patterns": log_patterns(context) if points else [],
     }
     answer = query_worker(host, "telemetry.telemetry", request, timeout=_LIMIT_S, parts=PARTS)
     current = interpret(
@@ -95,6 +94,8 @@ def log_patterns(context: Context) -> list[dict[str, Any]]:
 @lru_cache(maxsize=8)
 def _load_patterns(cwd: Path, config: str | None, home: str | None) -> list[dict[str, Any]]:
     """Load the patterns as JSON values; cached, because the dashboard requests them every few seconds."""
+    from dtslurm.config import metric_patterns  # slow, and not for each caller
+
     env = {"XDG_CONFIG_HOME": config or "", "HOME": home or ""}
     patterns = metric_patterns.load(cwd, {name: value for name, value in env.items() if value})
     return [{"words": pattern.words, "values": dict(pattern.values)} for pattern in patterns]

@@ -127,6 +127,16 @@ def views(
     return run_views
 
 
+def choose_status(view: RunView, task: str | None) -> JobStatus:
+    """Return the status of an array task; by default of the first running task, or of the job."""
+    if task is not None:
+        for status in view.statuses:
+            if status.job_id.rpartition("_")[2] == task:
+                return status
+    running_statuses = [status for status in view.statuses if status.state is JobState.RUNNING]
+    return (running_statuses or list(view.statuses))[0]
+
+
 def _is_settled(statuses: Sequence[JobStatus], now: float) -> bool:
     return all(
         status.end_time is not None and now - status.end_time > _REQUEUE_WINDOW_S for status in statuses
