@@ -18,6 +18,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "dtslurm alloc -N 2 --gpus-per-node 8 -t 4:00:00",
         "dtslurm alloc -N 16 -t 2:00:00 --idle 10m",
     ),
+    "notebook": ("dtslurm notebook --gpus-per-node 1 -t 4:00:00", "dtslurm notebook --idle 2h --open"),
+    "code": ("dtslurm code --gpus-per-node 1 -t 4:00:00",),
     "render": (
         "dtslurm render -N 2 -l torchrun train.py > job.sbatch",
         "dtslurm render --cluster perlmutter job.yaml",

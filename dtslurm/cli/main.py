@@ -51,7 +51,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "cancel": ("dtslurm.cli.commands.control:cancel", "Cancel runs."),
     "scale": (
-        "dtslurm.cli.commands.scale:scale",
+        "dtslurm.cli.commands.control:scale",
         "Change the number of instances of roles.",
     ),
     "requeue": ("dtslurm.cli.commands.control:requeue", "Requeue runs under the same job id."),
@@ -64,6 +64,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Show a sweep's trials and results; rerun failed trials.",
     ),
     "alloc": ("dtslurm.cli.commands.alloc:alloc", "Hold an allocation, in which scripts start at once."),
+    "notebook": ("dtslurm.cli.commands.session:notebook", "Run Jupyter in a job, and open it here."),
+    "code": ("dtslurm.cli.commands.session:code", "Work in a job with an editor that uses SSH."),
     "hold": ("dtslurm.cli.commands.control:hold", "Hold pending runs."),
     "release": ("dtslurm.cli.commands.control:release", "Release held runs."),
     "plan": (

@@ -59,12 +59,14 @@ sys.stdout.write(f"{head.decode()}: {rest[:1].decode()} {len(rest)}")
 
 
 class Forward:
-    """A running ``dtslurm forward``; its messages are in a file."""
+    """A running ``dtslurm forward``, or another command that forwards; its messages are in a file."""
 
-    def __init__(self, cli: Cli, *words: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, cli: Cli, *words: str, command: str = "forward", env: dict[str, str] | None = None
+    ) -> None:
         self._cli = cli
         self._output = cli.folder / f"forward-{len(list(cli.folder.glob('forward-*')))}"
-        argv = [*cli.prefix, sys.executable, "-m", "dtslurm", "forward", *words]
+        argv = [*cli.prefix, sys.executable, "-m", "dtslurm", command, *words]
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
                 argv, cwd=cli.folder, env={**os.environ, **cli.env, **(env or {})},
@@ -101,8 +103,10 @@ class Forward:
 
 
 @contextlib.contextmanager
-def forwarded(cli: Cli, *words: str, env: dict[str, str] | None = None) -> Iterator[Forward]:
-    result = Forward(cli, *words, env=env)
+def forwarded(
+    cli: Cli, *words: str, command: str = "forward", env: dict[str, str] | None = None
+) -> Iterator[Forward]:
+    result = Forward(cli, *words, command=command, env=env)
     try:
         yield result
     finally:

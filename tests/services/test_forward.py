@@ -132,7 +132,16 @@ def finder(
     **selector: Any,
 ) -> ProcessFinder:
     record: Any = type(
-        "Record", (), {"world_size": 2, "array": None, "run_dir": "/runs/a", "name": "a", "job_id": "17"}
+        "Record",
+        (),
+        {
+            "world_size": 2,
+            "array": None,
+            "run_dir": "/runs/a",
+            "name": "a",
+            "job_id": "17",
+            "has_session": False,
+        },
     )
     monkeypatch.setattr(running_process, "read_telemetry", lambda *arguments: telemetry)
     monkeypatch.setattr(running_process, "role_names", lambda record: ("trainer", ["rollout"]))

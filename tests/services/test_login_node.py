@@ -142,7 +142,8 @@ SPEC = JobSpec(name="train", script="train.py", work_dir="/w", launcher="srun", 
 
 def required_paths(spec: JobSpec, *, remote: bool) -> dict[str, str]:
     where: Any = SimpleNamespace(remote=remote, transport=SimpleNamespace(host="login1"))
-    return {letter + path: result for letter, path, result in preflight._list_needed_paths(spec, where)}
+    job: Any = SimpleNamespace(spec=spec, run_dir="/runs/train-1")
+    return {letter + path: result for letter, path, result in preflight._list_needed_paths(job, where)}
 
 
 def test_a_remote_job_requires_its_folder_script_and_interpreter() -> None:
@@ -151,6 +152,8 @@ def test_a_remote_job_requires_its_folder_script_and_interpreter() -> None:
         "f/w/train.py": "the script /w/train.py does not exist on login1",
         "x/venv/bin/python": "the interpreter /venv/bin/python does not exist on login1",
     }
+    sent_with_the_run = replace(SPEC, script="/runs/train-1/runner.py")
+    assert list(required_paths(sent_with_the_run, remote=True)) == ["d/w", "x/venv/bin/python"]
     assert list(required_paths(replace(SPEC, module=True, activate="/venv"), remote=True)) == [
         "d/w", "d/venv", "x/venv/bin/python",
     ]  # fmt: skip

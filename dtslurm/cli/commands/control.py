@@ -1,4 +1,4 @@
-"""``dtslurm cancel``, ``requeue``, ``hold`` and ``release``."""
+"""``dtslurm cancel``, ``requeue``, ``hold``, ``release`` and ``scale``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import click
 from dtslurm.cli import completers
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.printing import output
+from dtslurm.errors import RequestInvalid
 from dtslurm.services.runs.control import DONE, change_jobs
+from dtslurm.services.runs.roles import scale_roles
+from dtslurm.services.runs.runs import find
 from dtslurm.services.wiring.context import Context
 
 
@@ -39,3 +42,28 @@ cancel = _make_command(
 requeue = _make_command("requeue", "Requeue running or ended runs under the same job id.")
 hold = _make_command("hold", "Hold pending runs.")
 release = _make_command("release", "Release held runs.")
+
+
+@click.command()
+@cluster_option
+@json_option
+@click.argument("job", metavar="JOB", shell_complete=completers.complete_jobs)
+@click.argument("roles", nargs=-1, required=True, metavar="ROLE=NUMBER...")
+def scale(cluster: str | None, as_json: bool, job: str, roles: tuple[str, ...]) -> None:
+    """Change the number of instances of roles in the running JOB, within its allocation."""
+    context = Context()
+    counts = dict(_parse_count(text) for text in roles)
+    record = find(context, job, cluster)
+    scale_roles(context, record, counts)
+    if as_json:
+        output.document(job_id=record.job_id, requested=counts)
+        return
+    requested = ", ".join(f"{name}={count}" for name, count in counts.items())
+    output.note(f"requested: {requested}; dtslurm status {record.job_id} shows the instances")
+
+
+def _parse_count(text: str) -> tuple[str, int]:
+    name, equals, number = text.partition("=")
+    if not equals or not name or not number.isdecimal():
+        raise RequestInvalid([f"{text!r}: write ROLE=NUMBER, such as rollout=3"])
+    return name, int(number)

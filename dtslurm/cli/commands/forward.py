@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import threading
 import webbrowser
+from functools import partial
 
 import click
 
@@ -13,11 +15,14 @@ from dtslurm.cli import completers
 from dtslurm.cli.options import cluster_option, parse_ranks
 from dtslurm.cli.printing import output
 from dtslurm.errors import RequestInvalid
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.observe.forward import ForwardOutput, ForwardRequest, forward
 from dtslurm.services.observe.local_ports import PortMapping, parse_port
+from dtslurm.services.observe.session import SessionServer
 from dtslurm.services.observe.target_process import ProcessSelector
-from dtslurm.services.runs.runs import find
+from dtslurm.services.runs.runs import find, selector_arguments
 from dtslurm.services.runs.tasks import task_of
+from dtslurm.services.submit.session import remove_ssh_config, write_ssh_config
 from dtslurm.services.wiring.context import Context
 
 
@@ -41,7 +46,8 @@ def forward_(
     """Forward ports of this machine to a node of the running JOB, until the job ends.
 
     PORT is a number, or the name of a port of the role; LOCAL is the port of this machine, 0 for a free one.
-    Only your own programs on this machine can connect. A pending job is waited for.
+    Only your own programs on this machine can connect. A pending job is waited for. Jobs of dtslurm notebook
+    and code need no PORT.
     """
     given = [
         name for name, value in (("--rank", rank), ("--node", node), ("--role", role)) if value is not None
@@ -49,16 +55,50 @@ def forward_(
     if len(given) > 1:
         raise RequestInvalid([f"{' and '.join(given)} exclude each other"])
     selector = ProcessSelector(ranks=_parse_rank(rank), node=node, role=role)
-    mappings = _parse_ports(ports, job, has_role=role is not None)
+    mappings = _parse_ports(ports, has_role=role is not None)
     context = Context()
     record = find(context, job, cluster)
+    if not mappings and role is None and not record.has_session:
+        raise RequestInvalid(["give a port"], hint=f"dtslurm forward {job} 8888")
     request = ForwardRequest(selector, mappings, task_of(job, record))
-    messages = ForwardOutput(show=_show, say=output.note, browse=_open_page if opens else None)
+    forward_to_end(context, record, request, opens=opens)
+
+
+def forward_to_end(context: Context, record: JobRecord, request: ForwardRequest, *, opens: bool) -> None:
+    """Forward ports until the job ends, and show what happens.
+
+    Args:
+        opens: whether the browser opens the first port.
+    """
+    show_session = partial(_show_session, context, record)
+    browse = _open_page if opens else None
     try:
-        forward(context, record, request, messages)
+        forward(context, record, request, ForwardOutput(_show, output.note, browse, show_session))
     except KeyboardInterrupt:
         output.note("forwarding ended; the job continues")
+        if record.has_session and not request.ports:
+            job = selector_arguments(context, record)
+            output.note(f"  connect again  dtslurm forward {job}")
+            output.note(f"  end it         dtslurm cancel {job}")
         raise
+    finally:
+        if record.has_session:
+            remove_ssh_config(context, record)
+
+
+def _show_session(context: Context, record: JobRecord, session: SessionServer, port: int) -> None:
+    """Show how to connect to a notebook or an editor."""
+    if session.token:
+        _show(f"http://127.0.0.1:{port}{session.path}")
+        return
+    name, path = write_ssh_config(context, record, session, port)
+    for line in path.read_text().splitlines():
+        _show(line)
+    output.note(f"  connect        ssh -F {shlex.quote(str(path))} {name}")
+    output.note(
+        f"  in an editor   choose host {name}, after this line was added to the top of ~/.ssh/config:"
+    )
+    output.note(f'                 Include "{path.parent}/*.conf"')
 
 
 def _parse_rank(text: str | None) -> tuple[tuple[int, int], ...] | None:
@@ -70,14 +110,12 @@ def _parse_rank(text: str | None) -> tuple[tuple[int, int], ...] | None:
     return ranks
 
 
-def _parse_ports(texts: tuple[str, ...], job: str, *, has_role: bool) -> tuple[PortMapping, ...]:
+def _parse_ports(texts: tuple[str, ...], *, has_role: bool) -> tuple[PortMapping, ...]:
     """Return the mappings of ports.
 
     Raises:
-        RequestInvalid: one is malformed, two have the same local port, or there is none and no role.
+        RequestInvalid: one is malformed, or two have the same local port.
     """
-    if not texts and not has_role:
-        raise RequestInvalid(["give a port"], hint=f"dtslurm forward {job} 8888")
     mappings = tuple(parse_port(text, allows_names=has_role) for text in texts)
     local_ports = [mapping.remote if mapping.local is None else mapping.local for mapping in mappings]
     for number, mapping in zip(local_ports, mappings, strict=True):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from pathlib import PurePosixPath
 
 from dtslurm.model.runs.state import JobStatus
 from dtslurm.model.values import dataclass
 
+SESSION_PROGRAM = "dtslurm_session.py"  # the script of the job of a notebook or an editor
 OUR_MARK = "dtslurm:"  # prefix of the --comment of every job of dtslurm
 
 
@@ -64,6 +66,11 @@ class JobRecord:
     sweep: str = ""
     holds_allocation: bool = False
     final: tuple[JobStatus, ...] = ()
+
+    @property
+    def has_session(self) -> bool:
+        """Whether the job runs the server of a notebook or an editor, for its user alone."""
+        return PurePosixPath(self.script).name == SESSION_PROGRAM
 
     @property
     def folder(self) -> str:

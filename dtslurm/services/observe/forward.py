@@ -20,6 +20,7 @@ from dtslurm.remote.worker_program import encode_request, inline_program, run_wi
 from dtslurm.services.observe.local_ports import HOST, LocalPort, PortMapping, comes_from_own_user
 from dtslurm.services.observe.relay_link import RelayLink
 from dtslurm.services.observe.running_process import ProcessFinder, RunningProcess
+from dtslurm.services.observe.session import SessionServer
 from dtslurm.services.observe.target_process import ProcessSelector, TargetProcess
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm import commands
@@ -46,7 +47,8 @@ class ForwardRequest:
 
     Attributes:
         selector: the rank or the instance whose node has the ports.
-        ports: the ports; empty for all ports of an instance of a role that have a name.
+        ports: the ports; empty for all ports of an instance of a role that have a name, or for the port of a
+            notebook or an editor.
         task: the task of a job array; None for the first one that runs.
     """
 
@@ -68,11 +70,14 @@ class ForwardOutput:
         show: receives each port of this machine, and where it leads to.
         say: receives messages.
         browse: receives the URL of the first port as soon as the job listens there; None to ignore it.
+        show_session: receives the session whose port was asked for, and the port of this machine, each time
+            that the server has started.
     """
 
     show: Say
     say: Say
     browse: Say | None = None
+    show_session: Callable[[SessionServer, int], None] | None = None
 
 
 def forward(context: Context, record: JobRecord, request: ForwardRequest, output: ForwardOutput) -> None:
@@ -115,6 +120,7 @@ class _Forwarding:
         self._changed = threading.Condition()
         self._problems: dict[int, str] = {}
         self._node = ""
+        self._session: SessionServer | None = None
         self._began_browsing = False
 
     # ---- The life of the forwarding ----
@@ -135,7 +141,7 @@ class _Forwarding:
             )
             try:
                 with link:
-                    self._serve(link, running.process)
+                    self._serve(link, running)
             except TransportError as error:
                 failures = 0 if link.is_greeted else failures + 1
                 pause = _FIRST_PAUSE_S if link.is_greeted else min(_LONGEST_PAUSE_S, 2 * pause)
@@ -165,11 +171,12 @@ class _Forwarding:
         argv = run_with_any_python("dtslurm-forward", program, encode_request(request), pythons)
         return argv if is_local else commands.step_for_ports(running.job_id, running.process.node, argv)
 
-    def _serve(self, link: RelayLink, process: TargetProcess) -> None:
+    def _serve(self, link: RelayLink, running: RunningProcess) -> None:
         """Use a link until it ends, which is an error."""
         while not link.is_greeted:
             link.read(_READ_S)
-        self._announce(process)
+        self._announce(running.process)
+        self._announce_session(running.session)
         with self._changed:
             self._link = link
             self._changed.notify_all()
@@ -208,6 +215,11 @@ class _Forwarding:
             self._output.say(f"connected to {process.node} again")
         self._node = process.node
         self._problems.clear()
+
+    def _announce_session(self, session: SessionServer | None) -> None:
+        if session is not None and session != self._session and self._output.show_session is not None:
+            self._output.show_session(session, next(iter(self._ports.values())).number)
+        self._session = session
 
     # ---- The ports ----
 
@@ -279,6 +291,7 @@ class _Forwarding:
             link = self._wait_for_link()
             if link is not None and not link.ask(self._numbers[mapping]).problem:
                 if self._output.browse is not None:
-                    self._output.browse(f"http://{HOST}:{port.number}/")
+                    path = "/" if self._session is None else self._session.path
+                    self._output.browse(f"http://{HOST}:{port.number}{path}")
                 return
             time.sleep(_LISTEN_POLL_S)

@@ -13,6 +13,7 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.runs.telemetry import RunTelemetry
 from dtslurm.model.values import dataclass
+from dtslurm.services.observe.session import SessionServer, read_session
 from dtslurm.services.observe.target_process import ProcessSelector, TargetProcess, choose_processes
 from dtslurm.services.observe.telemetry import RunPart, read_telemetry
 from dtslurm.services.runs.roles import role_names
@@ -32,11 +33,13 @@ class RunningProcess:
     Attributes:
         job_id: the number of its job, or of its task of a job array, for Slurm's commands.
         run_dir: the run directory, or that of the task.
+        session: the server of a notebook or an editor that the job runs, if its port was asked for.
     """
 
     process: TargetProcess
     job_id: str
     run_dir: str
+    session: SessionServer | None = None
 
 
 class ProcessFinder:
@@ -45,7 +48,7 @@ class ProcessFinder:
     Args:
         selector: the rank or the instance; of several, the first one is taken.
         task: the task of a job array; None for the first one that runs.
-        needs_port_names: whether the ports of an instance must be known.
+        needs_port_names: whether the ports of an instance, or of a session, must be known.
         say: receives the reason for waiting, each once.
 
     Attributes:
@@ -152,13 +155,28 @@ class ProcessFinder:
         if self._needs_port_names and process.is_starting and not process.ports:
             return f"{process.label} of job {name} has not opened its ports"
         self._task = task
+        self._keep(process)
+        run_dir = self._record.run_dir if task is None else f"{self._record.run_dir}/tasks/{task}"
+        running = RunningProcess(process, status.step_id(process.component), run_dir)
+        if self._needs_port_names and self._record.has_session:
+            return self._add_session(running, name)
+        return running
+
+    def _keep(self, process: TargetProcess) -> None:
+        """Select this process from now on."""
         if self._selector.role is not None:
             self._selector = replace(self._selector, role=process.label)
         elif self._selector.node is None:
             rank = int(process.label)
             self._selector = replace(self._selector, ranks=((rank, rank),))
-        run_dir = self._record.run_dir if task is None else f"{self._record.run_dir}/tasks/{task}"
-        return RunningProcess(process, status.step_id(process.component), run_dir)
+
+    def _add_session(self, running: RunningProcess, name: str) -> RunningProcess | str:
+        """Return the process with its session, or why its server does not answer yet."""
+        session = read_session(self._context.cluster_of(self._record).transport, running.run_dir)
+        if session is None:
+            return f"the server of job {name} has not started"
+        process = replace(running.process, ports={"session": session.port})
+        return replace(running, process=process, session=session)
 
     def _may_start(self, telemetry: RunTelemetry, status: JobStatus) -> bool:
         """Return whether a process that does not run may still start, in this or another attempt."""

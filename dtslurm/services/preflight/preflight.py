@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from dtslurm.errors import CommandNotFound
-from dtslurm.model.jobs.job import JobSpec, Submission
+from dtslurm.model.jobs.job import Submission
 from dtslurm.presentation.quantities import format_bytes
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.preflight import associations, interpreter, quota
@@ -76,7 +76,7 @@ def preflight(context: Context, cluster: ActiveCluster, submission: Submission) 
         SlurmUnavailable: Slurm does not answer.
     """
     started_at = context.clock()
-    path_tests = [*_list_needed_paths(submission.spec, cluster), *unpulled(submission, cluster)]
+    path_tests = [*_list_needed_paths(submission, cluster), *unpulled(submission, cluster)]
     pairs = [word for letter, path, _ in path_tests for word in (letter, path)]
     is_slurm = cluster.profile.scheduler == "slurm" and submission.allocation is None
     limits = associations.read_cached_limits(context, cluster) if is_slurm else None
@@ -118,14 +118,16 @@ def preflight(context: Context, cluster: ActiveCluster, submission: Submission) 
     return PreflightReport(refusals, problems, notices)
 
 
-def _list_needed_paths(spec: JobSpec, cluster: ActiveCluster) -> Iterator[tuple[str, str, str]]:
+def _list_needed_paths(submission: Submission, cluster: ActiveCluster) -> Iterator[tuple[str, str, str]]:
     """Yield (test, path, problem if the test fails) for each path that must exist when the job starts."""
+    spec = submission.spec
     host_text = f"on {cluster.transport.host}" if cluster.remote else "here"
     if "/code/" not in f"{spec.work_dir}/":
         yield "d", spec.work_dir, f"the working directory {spec.work_dir} does not exist {host_text}"
-        if cluster.remote and not spec.module and spec.script:
-            script = str(PurePosixPath(spec.work_dir) / spec.script)
-            yield "f", script, f"the script {script} does not exist {host_text}"
+        script = PurePosixPath(spec.work_dir) / spec.script
+        is_sent = PurePosixPath(submission.run_dir) in script.parents
+        if cluster.remote and not spec.module and spec.script and not is_sent:
+            yield "f", str(script), f"the script {script} does not exist {host_text}"
     if spec.activate and not spec.container:
         yield "d", spec.activate, f"the environment {spec.activate} does not exist {host_text}"
     if spec.python.startswith("/") and not spec.container:

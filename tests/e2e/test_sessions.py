@@ -1,0 +1,116 @@
+"""``dtslurm code``: a remote editor's SSH server in a job."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import skip_or_fail
+from tests.e2e.conftest import WITHOUT_SSH, Cli
+from tests.e2e.test_forward import Forward, forwarded
+from tests.sshd.servers import NoSshd, program
+from tests.waiting import busyness
+
+pytestmark = pytest.mark.timeout(600)
+ON_THIS_MACHINE = pytest.mark.parametrize("cli", ["local"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def servers() -> None:
+    try:
+        program("sshd")
+    except NoSshd as error:
+        skip_or_fail(str(error))
+
+
+def words_of(cli: Cli, *words: str) -> list[str]:
+    chosen = ["--cluster", cli.cluster, "-t", "10", "--env", "COLOUR=dark blue", *words]
+    return [*chosen, "--chdir", str(cli.folder)] if cli.cluster == "far" else chosen
+
+
+def log_in(editor: Forward, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command over the SSH connection that an editor would use."""
+    editor.wait_for("~/.ssh/config")
+    [(config, name)] = re.findall(r"  connect        ssh -F (\S+) (\S+)", editor.text)
+    argv = ["ssh", "-F", config, "-o", "BatchMode=yes", name, *command]
+    limit = 60 * busyness()
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=limit)
+
+
+def job_of(cli: Cli, editor: Forward) -> str:
+    editor.wait_for("submitted editor")
+    [job] = re.findall(r"submitted editor (\S+) to", editor.text)
+    cli.started.append(job)
+    return str(job)
+
+
+def test_editor_reaches_the_place_of_the_job_and_the_job_outlives_the_connection(cli: Cli) -> None:
+    with forwarded(cli, *words_of(cli), command="code") as editor:
+        job = job_of(cli, editor)
+        done = log_in(editor, 'echo "job $SLURM_JOB_ID, $COLOUR"; exit 7')
+        assert (done.stdout, done.returncode) == (f"job {job}, dark blue\n", 7), editor.text + done.stderr
+        [included] = re.findall(r"^ +Include (.+)$", editor.text, re.MULTILINE)
+        config = cli.folder / "ssh_config"
+        config.write_text(f"Include {included}\n")
+        argv = ["ssh", "-F", str(config), "-o", "BatchMode=yes", f"dtslurm-{job}", "hostname"]
+        assert subprocess.run(argv, check=False, timeout=60 * busyness()).returncode == 0
+        folder = Path(included.strip('"')).parent
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir() if path.suffix != ".pub")
+        assert editor.interrupt() == 130
+        assert f"dtslurm cancel {job}" in editor.text
+        assert not list(folder.glob("*.conf"))
+    assert cli.state(job) == "RUNNING"
+    with forwarded(cli, job) as again:  # the job is named; its port is known
+        assert log_in(again, "echo $SLURM_JOB_ID").stdout == f"{job}\n", again.text
+        cli("cancel", job)
+        assert again.process.wait(120 * busyness()) == 0
+    run = cli.run_dir(job).path
+    for name in ("session.json", "editor_host_key", "sshd_config"):
+        assert (run / name).stat().st_mode & 0o777 == 0o600
+
+
+@ON_THIS_MACHINE
+def test_only_the_key_of_this_machine_can_log_in(cli: Cli, tmp_path: Path) -> None:
+    with forwarded(cli, *words_of(cli), command="code") as editor:
+        job_of(cli, editor)
+        [port] = editor.local_ports()
+        key = tmp_path / "stranger"
+        subprocess.run([program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+        argv = ["ssh", "-F", "none", "-p", str(port), "-i", str(key), "-o", "IdentitiesOnly=yes"]
+        argv += ["-o", "StrictHostKeyChecking=no", "-o", f"UserKnownHostsFile={tmp_path}/hosts"]
+        argv += ["-o", "BatchMode=yes", "127.0.0.1", "true"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60 * busyness())
+        assert "Permission denied (publickey)" in done.stderr
+
+
+@WITHOUT_SSH
+def test_job_ends_when_nobody_is_connected(cli: Cli) -> None:
+    job = cli("code", *words_of(cli, "--idle", "0:05", "--parsable")).stdout.strip()
+    cli.started.append(job)
+    status = cli.wait_for_end(job)["statuses"][0]
+    assert (status["state"], status["exit_code"]) == ("COMPLETED", 0)
+    assert "nobody was connected for 5 s" in cli("logs", job).stdout
+
+
+def test_bad_requests_are_refused_before_anything_is_queued(cli: Cli) -> None:
+    assert "--idle: 'soon' is not a duration" in cli("code", "--idle", "soon", code=2).stderr
+    if cli.cluster == "far":
+        stderr = cli("notebook", "--cluster", "far", code=2).stderr
+        assert "choose a folder for them with --chdir" in stderr
+    assert cli("status", "--json").stdout.count('"job_id"') == 0
+
+
+@WITHOUT_SSH
+def test_python_without_jupyter_is_named(cli: Cli) -> None:
+    python = cli.folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {os.environ.get("PYTHON", "/usr/bin/python3")} -I "$@"\n')
+    python.chmod(0o700)
+    job = cli("notebook", *words_of(cli, "--python", str(python), "--parsable")).stdout.strip()
+    cli.started.append(job)
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "FAILED"
+    assert "has no Jupyter: install jupyterlab" in cli("logs", job).stdout
