@@ -196,7 +196,7 @@ class WithoutPython(LocalTransport):
         (folder / "sh").symlink_to("/bin/sh")
 
     def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> Generated[Stream, None, None]:
-        words = [word for word in argv if word != sys.executable]
+        words = [word for word in argv if word not in {sys.executable, "/usr/bin/python3"}]
         return super().stream(["env", f"PATH={self.folder}", *words], stdin=stdin)
 
 

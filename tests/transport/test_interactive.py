@@ -98,11 +98,12 @@ class Opener:
 
 @pytest.fixture(params=["local", "openssh", "paramiko"])
 def run(request: pytest.FixtureRequest) -> Iterator[Opener]:
-    env = {**os.environ, "TERM": "vt220"}
+    own = {"TERM": "vt220", "COLUMNS": "10", "LINES": "10"}  # the size is that of the terminal itself
+    env = {**os.environ, **own}
     host = ""
     if request.param != "local":
         lab: SshLab = request.getfixturevalue("login")
-        env, host = {**lab.environ(), "TERM": "vt220"}, "login"
+        env, host = {**lab.environ(), **own}, "login"
     with contextlib.ExitStack() as stack:
         yield Opener(host, request.param, env, stack)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import signal
 import sys
 import termios
@@ -28,18 +27,23 @@ def run_in_terminal(session: paramiko.Channel, line: str) -> int | None:
     Raises:
         SSHException, EOFError, OSError: the server gives the session no terminal, or the connection was lost.
     """
-    size = shutil.get_terminal_size()
+    terminal = sys.stdin.fileno()
+    size = os.get_terminal_size(terminal)
     session.get_pty(os.environ.get("TERM", "dumb"), size.columns, size.lines)
     session.exec_command(line)
-    with _raw_terminal(sys.stdin.fileno()), _size_follows(session):
-        _copy(session, sys.stdin.fileno(), sys.stdout.fileno())
+    with _raw_terminal(terminal), _changes_of_size() as changes:
+        _copy(session, terminal, sys.stdout.fileno(), changes)
     code = session.recv_exit_status()
     return None if code == _LOST else code
 
 
-def _copy(session: paramiko.Channel, source: int, target: int) -> None:
-    """Copy bytes in both directions until the session ends."""
-    sources: list[paramiko.Channel | int] = [session, source]
+def _copy(session: paramiko.Channel, source: int, target: int, changes: int) -> None:
+    """Copy bytes in both directions until the session ends.
+
+    Args:
+        changes: a descriptor with a byte for each change of the terminal's size.
+    """
+    sources: list[paramiko.Channel | int] = [session, source, changes]
     while True:
         ready = select.select(sources, [], [])[0]
         if session in ready:
@@ -48,8 +52,12 @@ def _copy(session: paramiko.Channel, source: int, target: int) -> None:
                 return
             while data:
                 data = data[os.write(target, data) :]
-        if source in ready:
-            with contextlib.suppress(SSHException, EOFError, OSError):  # the session has ended
+        with contextlib.suppress(SSHException, EOFError, OSError):  # the session has ended
+            if changes in ready:
+                os.read(changes, _CHUNK)
+                size = os.get_terminal_size(source)
+                session.resize_pty(size.columns, size.lines)
+            if source in ready:
                 if keys := os.read(source, _CHUNK):
                     session.sendall(keys)
                 else:
@@ -69,19 +77,24 @@ def _raw_terminal(terminal: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _size_follows(session: paramiko.Channel) -> Iterator[None]:
-    """Give the session the size of this process's terminal after each change, within the context."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
-        yield
-        return
+def _changes_of_size() -> Iterator[int]:
+    """Yield a descriptor with a byte for each change of this terminal's size.
 
-    def resize(*_: object) -> None:
-        size = shutil.get_terminal_size()
-        with contextlib.suppress(SSHException, EOFError, OSError):
-            session.resize_pty(size.columns, size.lines)
+    The handler of the signal does nothing else, because it may interrupt paramiko while that holds a lock.
+    """
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    is_main = threading.current_thread() is threading.main_thread()  # which alone may handle signals
 
-    former = signal.signal(signal.SIGWINCH, resize)
+    def note(*_: object) -> None:
+        with contextlib.suppress(BlockingIOError):  # enough is written
+            os.write(theirs, b"x")
+
+    former = signal.signal(signal.SIGWINCH, note) if is_main else None
     try:
-        yield
+        yield ours
     finally:
-        signal.signal(signal.SIGWINCH, former)
+        if is_main:
+            signal.signal(signal.SIGWINCH, former)
+        os.close(ours)
+        os.close(theirs)
