@@ -56,6 +56,13 @@ def test_a_running_job_with_idle_ranks_is_shown_as_stalled(tmp_path: Path) -> No
     assert state_words(run_view(tmp_path)) == "RUNNING"
 
 
+@pytest.mark.parametrize("values", [{"holds_allocation": True}, {"script": "/runs/a/dtslurm_session.py"}])
+def test_a_job_that_may_do_nothing_is_never_stalled(tmp_path: Path, values: dict[str, Any]) -> None:
+    write_activity(tmp_path, activity_sample())
+    assert state_words(run_view(tmp_path)) == "STALLED 3m40s"
+    assert state_words(run_view(tmp_path, **values)) == "RUNNING"
+
+
 @pytest.mark.parametrize(
     "status",
     [

@@ -38,7 +38,7 @@ def _with_activity(view: RunView, now: float) -> RunView:
 
 
 def _judge_job(view: RunView, status: JobStatus, now: float) -> Activity | None:
-    if view.record.holds_allocation:
+    if view.record.holds_allocation or view.record.has_session:  # both may do nothing
         return None
     run = view.run_of(status)
     attempts = run.attempts()
