@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.services.observe import execute
+from dtslurm.services.observe.inside import execute
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,15 @@ from dtslurm.model.runs.roles import InstanceState, RoleState
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.runs.telemetry import RankTelemetry, RunTelemetry
 from dtslurm.remote.worker_program import inline_program
-from dtslurm.services.observe import forward, running_process
-from dtslurm.services.observe.local_ports import LocalPort, PortMapping, comes_from_own_user, parse_port
-from dtslurm.services.observe.running_process import ProcessFinder
-from dtslurm.services.observe.target_process import ProcessSelector
+from dtslurm.services.observe.inside import forward, running_process
+from dtslurm.services.observe.inside.local_ports import (
+    LocalPort,
+    PortMapping,
+    comes_from_own_user,
+    parse_port,
+)
+from dtslurm.services.observe.inside.running_process import ProcessFinder
+from dtslurm.services.observe.inside.target_process import ProcessSelector
 from dtslurm.slurm.commands import step_for_ports
 from tests.conftest import skip_or_fail
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import StoreError, TransportError
-from dtslurm.services.observe.session import SessionServer, read_session
+from dtslurm.services.observe.inside.session import SessionServer, read_session
 
 TOKEN = "t" * 43
 KEY = "ssh-ed25519 " + "A" * 68

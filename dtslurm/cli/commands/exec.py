@@ -9,8 +9,8 @@ import click
 from dtslurm.cli import completers
 from dtslurm.cli.options import cluster_option, parse_ranks
 from dtslurm.errors import RequestInvalid
-from dtslurm.services.observe.execute import CommandStreams, execute
-from dtslurm.services.observe.target_process import ProcessSelector
+from dtslurm.services.observe.inside.execute import CommandStreams, execute
+from dtslurm.services.observe.inside.target_process import ProcessSelector
 from dtslurm.services.runs.runs import find
 from dtslurm.services.runs.tasks import task_of
 from dtslurm.services.wiring.context import Context

@@ -16,10 +16,10 @@ from dtslurm.cli.options import cluster_option, parse_ranks
 from dtslurm.cli.printing import output
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.services.observe.forward import ForwardOutput, ForwardRequest, forward
-from dtslurm.services.observe.local_ports import PortMapping, parse_port
-from dtslurm.services.observe.session import SessionServer
-from dtslurm.services.observe.target_process import ProcessSelector
+from dtslurm.services.observe.inside.forward import ForwardOutput, ForwardRequest, forward
+from dtslurm.services.observe.inside.local_ports import PortMapping, parse_port
+from dtslurm.services.observe.inside.session import SessionServer
+from dtslurm.services.observe.inside.target_process import ProcessSelector
 from dtslurm.services.runs.runs import find, selector_arguments
 from dtslurm.services.runs.tasks import task_of
 from dtslurm.services.submit.session import remove_ssh_config, write_ssh_config

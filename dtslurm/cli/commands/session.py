@@ -9,8 +9,8 @@ import click
 from dtslurm.cli.commands.forward import forward_to_end
 from dtslurm.cli.options import job_options
 from dtslurm.cli.printing import output
-from dtslurm.services.observe.forward import ForwardRequest
-from dtslurm.services.observe.target_process import ProcessSelector
+from dtslurm.services.observe.inside.forward import ForwardRequest
+from dtslurm.services.observe.inside.target_process import ProcessSelector
 from dtslurm.services.runs.runs import selector_arguments
 from dtslurm.services.submit.session import SessionKind, prepare_session
 from dtslurm.services.submit.submit import submit

@@ -12,7 +12,7 @@ from dtslurm import assets
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.runs.record import SESSION_PROGRAM, JobRecord
 from dtslurm.model.units import Walltime
-from dtslurm.services.observe.session import SessionServer
+from dtslurm.services.observe.inside.session import SessionServer
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.submit.prepare import Prepared, prepare
 from dtslurm.services.wiring.context import Context

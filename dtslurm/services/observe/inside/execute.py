@@ -17,7 +17,7 @@ from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.runs.telemetry import RunTelemetry
 from dtslurm.model.values import dataclass
 from dtslurm.remote.worker_program import NO_PYTHON, encode_request, inline_program, run_with_any_python
-from dtslurm.services.observe.target_process import ProcessSelector, choose_processes
+from dtslurm.services.observe.inside.target_process import ProcessSelector, choose_processes
 from dtslurm.services.observe.telemetry import RunPart, read_telemetry
 from dtslurm.services.runs.status import choose_status, views
 from dtslurm.services.wiring.context import Context

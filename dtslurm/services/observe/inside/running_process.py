@@ -13,8 +13,8 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.runs.telemetry import RunTelemetry
 from dtslurm.model.values import dataclass
-from dtslurm.services.observe.session import SessionServer, read_session
-from dtslurm.services.observe.target_process import ProcessSelector, TargetProcess, choose_processes
+from dtslurm.services.observe.inside.session import SessionServer, read_session
+from dtslurm.services.observe.inside.target_process import ProcessSelector, TargetProcess, choose_processes
 from dtslurm.services.observe.telemetry import RunPart, read_telemetry
 from dtslurm.services.runs.roles import role_names
 from dtslurm.services.runs.status import choose_status, views

@@ -17,11 +17,11 @@ from dtslurm.errors import HostUnavailable, RequestInvalid, TransportError
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.remote.worker_program import encode_request, inline_program, run_with_any_python
-from dtslurm.services.observe.local_ports import HOST, LocalPort, PortMapping, comes_from_own_user
-from dtslurm.services.observe.relay_link import RelayLink
-from dtslurm.services.observe.running_process import ProcessFinder, RunningProcess
-from dtslurm.services.observe.session import SessionServer
-from dtslurm.services.observe.target_process import ProcessSelector, TargetProcess
+from dtslurm.services.observe.inside.local_ports import HOST, LocalPort, PortMapping, comes_from_own_user
+from dtslurm.services.observe.inside.relay_link import RelayLink
+from dtslurm.services.observe.inside.running_process import ProcessFinder, RunningProcess
+from dtslurm.services.observe.inside.session import SessionServer
+from dtslurm.services.observe.inside.target_process import ProcessSelector, TargetProcess
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm import commands
 from dtslurm.suggestions import suggest_name
