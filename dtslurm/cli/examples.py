@@ -32,6 +32,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "top": ("dtslurm top", "dtslurm top 17", "dtslurm top --once --json"),
     "exec": ("dtslurm exec 17", "dtslurm exec 17 --rank 1 nvidia-smi", "dtslurm exec 17 --all -- df -h /tmp"),
+    "profile": ("dtslurm profile 17", "dtslurm profile 17 --rank 0,8 --seconds 30"),
     "forward": (
         "dtslurm forward 17 8888",
         "dtslurm forward 17 0:6006 --rank 1 --open",

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "dtslurm.cli.commands.exec:exec_",
         "Run a command or a shell inside a running job.",
     ),
+    "profile": ("dtslurm.cli.commands.exec:profile", "Show where the ranks of a job spend their time."),
     "forward": (
         "dtslurm.cli.commands.forward:forward_",
         "Forward ports of this machine to a running job.",

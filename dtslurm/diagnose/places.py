@@ -90,6 +90,21 @@ def own_frame(look: RankLook) -> StackFrame | None:
     return next((frame for frame in look.frames if not _LIBRARY.search(frame.file)), None)
 
 
+def is_own(frame: StackFrame) -> bool:
+    """Return whether a frame is of the user's own code."""
+    return not _LIBRARY.search(frame.file)
+
+
+def is_collective(frame: StackFrame) -> bool:
+    """Return whether a frame is of a call that returns only after other ranks have made the same call."""
+    return bool(_COLLECTIVE.search(frame.file))
+
+
+def is_data_loading(frame: StackFrame) -> bool:
+    """Return whether a frame is of a library that loads data."""
+    return bool(_LIBRARY.search(frame.file) and _DATA_LOADING.search(frame.file))
+
+
 def short(path: str) -> str:
     """Return a short form of a path: from the package on for libraries, otherwise the last two parts."""
     for folder in ("site-packages/", "dist-packages/"):

@@ -58,12 +58,12 @@ def parse_json(data: bytes | str, sender: str) -> Any:
 
 
 def unpack(data: bytes, sender: str, *, limit: int = LARGEST) -> bytes:
-    """Return the decompressed content of zlib ``data``.
+    """Return the decompressed content of ``data``, which zlib or gzip has made.
 
     Raises:
         InvalidAnswer: the data is damaged, or larger than ``limit`` bytes after decompression.
     """
-    unpacker = zlib.decompressobj()
+    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: either of the two
     try:
         content = unpacker.decompress(data, limit)
     except zlib.error as error:

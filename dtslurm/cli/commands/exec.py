@@ -1,4 +1,4 @@
-"""``dtslurm exec``."""
+"""``dtslurm exec`` and ``dtslurm profile``, which start programs inside a running job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 import click
 
 from dtslurm.cli import completers
-from dtslurm.cli.options import cluster_option, parse_ranks
+from dtslurm.cli.options import cluster_option, json_option, parse_ranks
+from dtslurm.cli.printing import output
 from dtslurm.errors import RequestInvalid
 from dtslurm.services.observe.inside.execute import CommandStreams, execute
 from dtslurm.services.observe.inside.target_process import ProcessSelector
@@ -82,3 +83,58 @@ def _write(out: bytes, err: bytes) -> None:
             stream.flush()
             stream.buffer.write(data)
             stream.buffer.flush()
+
+
+@click.command()
+@click.option("--rank", "ranks", metavar="SET", help="Profile these ranks, such as 0,3-7. [default: all]")
+@click.option("--role", metavar="NAME", help="Profile the instances of this role; NAME/1 is instance 1.")
+@click.option(
+    "--seconds",
+    type=click.IntRange(1, 60),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Observe for this long.",
+)
+@click.option(
+    "-o", "--output", "folder", metavar="DIR", help="Write the traces there. [default: profile-JOB]"
+)
+@cluster_option
+@json_option
+@click.argument("job", metavar="JOB", shell_complete=completers.complete_jobs)
+def profile(
+    ranks: str | None,
+    role: str | None,
+    seconds: int,
+    folder: str | None,
+    cluster: str | None,
+    as_json: bool,
+    job: str,
+) -> None:
+    """Profile ranks of the running JOB with py-spy, without a change of its code or a restart.
+
+    It prints where each rank spends its time, and which rank the others wait for. The traces open in
+    https://ui.perfetto.dev. py-spy must be installed in the environment of the job.
+    """
+    from dtslurm.cli.printing.profile_rows import COLUMNS, explain_straggler, profile_row
+    from dtslurm.services.observe.inside.profile import record_profiles
+
+    if ranks is not None and role is not None:
+        raise RequestInvalid(["--rank and --role exclude each other"])
+    context = Context()
+    record = find(context, job, cluster)
+    target = ProcessSelector(ranks=parse_ranks(ranks), role=role, all_ranks=ranks is None and role is None)
+    recorded = record_profiles(context, record, target, seconds, task=task_of(job, record))
+    path = context.cwd / (folder or f"profile-{record.job_id or record.name}")
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for item in recorded:
+        name = f"{item.summary.label.replace('/', '-')}.json"
+        context.transport.put(item.trace, str(path / name))
+    summaries = [item.summary for item in recorded]
+    if as_json:
+        output.document(profiles=summaries, folder=str(path))
+        return
+    output.table(COLUMNS, [profile_row(summary) for summary in summaries])
+    if text := explain_straggler(summaries):
+        output.say(text)
+    output.note(f"traces, for https://ui.perfetto.dev: {path}")

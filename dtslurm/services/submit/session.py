@@ -17,6 +17,7 @@ from dtslurm.services.request.request import JobRequest
 from dtslurm.services.submit.prepare import Prepared, prepare
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.index import state_folder
+from dtslurm.transport.deletion import remove
 
 SessionKind = Literal["notebook", "editor"]
 _KEY = "id_ed25519"
@@ -113,5 +114,6 @@ def write_ssh_config(
 
 def remove_ssh_config(context: Context, record: JobRecord) -> None:
     """Remove the SSH configuration of an editor's session, whose port leads nowhere any more."""
+    folder = _editor_folder(context)
     for suffix in ("conf", "known_hosts"):
-        (_editor_folder(context) / f"dtslurm-{record.job_id}.{suffix}").unlink(missing_ok=True)
+        remove(folder / f"dtslurm-{record.job_id}.{suffix}", within=folder)

@@ -1,8 +1,8 @@
 """Runs a command on a node of a running job in the place of a process of the job, in a step of its own.
 
-The command gets the environment, the working directory and the container of that process. It ends when the
-input of this program ends, whose other end the caller holds: a killed caller leaves no command behind. The
-command's own input comes in lines of base64.
+The command gets the environment, the working directory and the container of that process; ``DTSLURM_PID`` is
+its id. It ends when the input of this program ends, whose other end the caller holds: a killed caller leaves
+no command behind. The command's own input comes in lines of base64.
 """
 
 import base64
@@ -188,7 +188,7 @@ def start(command: List[str], pid: int, *, with_pipes: bool, has_input: bool) ->
     output = subprocess.PIPE if with_pipes else None
     return subprocess.Popen(
         words,
-        env=environment_of(pid),
+        env=dict(environment_of(pid), DTSLURM_PID=str(pid)),
         cwd=folder,
         stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
         stdout=output,

@@ -42,10 +42,12 @@ class CommandStreams:
     Attributes:
         write: receives the stdout and the stderr of the command as they arrive.
         stdin: the descriptor of a file that the command reads; None for an empty input.
+        has_labels: whether each line begins with the number of its rank also if there is only one.
     """
 
     write: Callable[[bytes, bytes], None]
     stdin: int | None = None
+    has_labels: bool = False
 
 
 def execute(
@@ -99,7 +101,7 @@ def execute(
         "by_node": not is_local,
         "processes": [process.as_json() for process in processes],
         "command": list(command),
-        "with_labels": len(processes) > 1 or target.all_ranks,
+        "with_labels": len(processes) > 1 or target.all_ranks or streams.has_labels,
         "has_input": streams.stdin is not None,
     }
     argument = encode_request(request)
