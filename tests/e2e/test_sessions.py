@@ -28,6 +28,7 @@ def servers() -> None:
 
 
 def words_of(cli: Cli, *words: str) -> list[str]:
+    (cli.folder / "dtslurm.yaml").write_text("defaults: {launcher: torchrun, nodes: 2, ntasks_per_node: 2}\n")
     chosen = ["--cluster", cli.cluster, "-t", "10", "--env", "COLOUR=dark blue", *words]
     return [*chosen, "--chdir", str(cli.folder)] if cli.cluster == "far" else chosen
 
@@ -98,7 +99,13 @@ def test_job_ends_when_nobody_is_connected(cli: Cli) -> None:
 
 
 def test_bad_requests_are_refused_before_anything_is_queued(cli: Cli) -> None:
-    assert "--idle: 'soon' is not a duration" in cli("code", "--idle", "soon", code=2).stderr
+    for words, problem in {
+        ("--idle", "soon"): "--idle: 'soon' is not a duration",
+        ("-N", "2"): "a session runs on one node",
+        ("--array", "0-3"): "--array does not apply to a session, which is one process",
+        ("-l", "torchrun"): "--launcher does not apply to a session, which is one process",
+    }.items():
+        assert problem in cli("code", *words, code=2).stderr
     if cli.cluster == "far":
         stderr = cli("notebook", "--cluster", "far", code=2).stderr
         assert "choose a folder for them with --chdir" in stderr

@@ -21,6 +21,12 @@ from dtslurm.transport.deletion import remove
 
 SessionKind = Literal["notebook", "editor"]
 _KEY = "id_ed25519"
+_OF_RANKS = {"array", "launcher", "ntasks_per_node"}  # options that start several processes
+_ONE_PROCESS = {
+    "launcher": "single",
+    "nodes": 1,
+    "ntasks_per_node": 1,
+}  # also if the project has other defaults
 
 
 def prepare_session(
@@ -42,10 +48,18 @@ def prepare_session(
     except ValueError as error:
         raise RequestInvalid([f"--idle: {error}"]) from None
     values = {name: value for name, value in options.items() if value is not None}
+    problems = [
+        f"--{name.replace('_', '-')} does not apply to a session, which is one process"
+        for name in _OF_RANKS & set(values)
+    ]
+    if values.get("nodes", 1) != 1:
+        problems.append("a session runs on one node")
+    if problems:
+        raise RequestInvalid(sorted(problems))
     request = JobRequest(
         script=SESSION_PROGRAM,
         args=(kind, str(idle_s), *words),
-        **{"job_name": kind, "launcher": "single", "snapshot": False, **values},
+        **{"job_name": kind, "snapshot": False, **_ONE_PROCESS, **values},
     )
     cluster = context.cluster(request.with_defaults(context.project).cluster, request.transport)
     if cluster.remote and request.chdir is None:
