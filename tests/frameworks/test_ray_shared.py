@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -99,16 +97,13 @@ def find_ray_process(run: Path, name: str) -> int | None:
 @pytest.mark.sampled(1, "shared nodes")
 def test_ray_job_waits_for_a_slow_node(cli: Cli) -> None:
     (cli.folder / "second").touch()
-    job = submit(cli, "first", "second")
-    run = cli.run_dir(job).path
-    cli.wait_until(lambda: find_ray_process(run, "raylet") is not None, 300)
-    raylet = find_ray_process(run, "raylet")
-    assert raylet is not None
-    os.kill(raylet, signal.SIGSTOP)
-    time.sleep(75)  # longer than Ray waits by itself: 30 s for its node, 60 s in a driver
-    os.kill(raylet, signal.SIGCONT)
-    status = cli.wait_for_end(job, limit=300)["statuses"][0]
+    # Longer than Ray waits by itself: 30 s for its node, 60 s in a driver.
+    delay = "RAY_testing_asio_delay_us=NodeInfoGcsService.grpc_server.RegisterNode=75000000:75000000"
+    start = time.monotonic()
+    job = cli.submit(*WORDS, "--env", delay, cli.script(MEETS), "first", "second")
+    status = cli.wait_for_end(job, limit=400)["statuses"][0]
     assert status["state"] == "COMPLETED", output(cli, job)
+    assert time.monotonic() > start + 75
 
 
 @pytest.mark.sampled(1, "shared nodes")
