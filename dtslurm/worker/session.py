@@ -2,8 +2,8 @@
 
 ``notebook`` is Jupyter, with further WORDs for it. ``editor`` is an SSH server for remote editors, to which
 only the owner of the key in ``editor.pub`` of the run directory can log in. The server listens on loopback
-of its node, and ends when nobody has used it for SECONDS. ``session.json`` in the run directory, with mode
-0600, says how it is reached. A restarted job keeps the token, or the key of the server.
+of its node, and ends when nobody has used it for SECONDS. ``session/session.json`` in the run directory, with
+mode 0600, says how it is reached. A restarted job keeps the token, or the key of the server.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import sys
 import time
 from typing import Any, List, Optional
 
+FOLDER = "session"  # in the run directory, with mode 0700; it stays on the cluster
 FILE = "session.json"
 HOST = "127.0.0.1"
 POLL_S = 1.0
@@ -32,7 +33,9 @@ OWN_VARIABLES = {"HOME", "LOGNAME", "MAIL", "PWD", "OLDPWD", "SHELL", "SHLVL", "
 def main(arguments: List[str]) -> int:
     """Run the server until it ends; return its exit code."""
     kind, idle_s, words = arguments[0], int(arguments[1]), arguments[2:]
-    folder = os.environ["DTSLURM_RUN_DIR"]
+    run_dir = os.environ["DTSLURM_RUN_DIR"]
+    folder = os.path.join(run_dir, FOLDER)
+    os.makedirs(folder, 0o700, exist_ok=True)
     path = os.path.join(folder, FILE)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)  # of the job before its restart
@@ -40,12 +43,16 @@ def main(arguments: List[str]) -> int:
     if kind == "notebook":
         argv, values = prepare_notebook(folder, port, idle_s, words), {"token": read_token(folder)}
     else:
-        argv, values = prepare_editor(folder, port), {"host_key": read_host_key(folder)}
+        argv = prepare_editor(folder, port, os.path.join(run_dir, "editor.pub"))
+        values = {"host_key": read_host_key(folder)}
     # Jupyter writes the token into files of its runtime directory, which must be private.
     own = {"JUPYTER_TOKEN_FILE": token_path(folder), "JUPYTER_RUNTIME_DIR": os.path.join(folder, "jupyter")}
     server = subprocess.Popen(argv, env=dict(os.environ, **own))
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
-    if not wait_until_it_listens(server, port):
+    listens = wait_until_it_listens(server, port)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(config_path(folder))  # it contains the environment, and the server has read it
+    if not listens:
         return server.wait() or 1
     user = pwd.getpwuid(os.getuid()).pw_name
     write_private(path, json.dumps(dict(values, kind=kind, port=port, user=user)))
@@ -78,7 +85,7 @@ def prepare_notebook(folder: str, port: int, idle_s: int, words: List[str]) -> L
     ]  # fmt: skip
 
 
-def prepare_editor(folder: str, port: int) -> List[str]:
+def prepare_editor(folder: str, port: int, public_key: str) -> List[str]:
     """Return the command of the SSH server, after its key and its configuration were written."""
     programs = os.pathsep.join([os.environ.get("PATH", os.defpath), *SSHD_FOLDERS])
     sshd, keygen = shutil.which("sshd", path=programs), shutil.which("ssh-keygen", path=programs)
@@ -90,11 +97,10 @@ def prepare_editor(folder: str, port: int) -> List[str]:
         subprocess.check_call([keygen, "-q", "-t", "ed25519", "-N", "", "-C", "dtslurm", "-f", unfinished])
         os.rename(unfinished + ".pub", key + ".pub")
         os.rename(unfinished, key)
-    config = os.path.join(folder, "sshd_config")
     lines = [
         "ListenAddress {}:{}".format(HOST, port),
         "HostKey " + quote(key),
-        "AuthorizedKeysFile " + quote(os.path.join(folder, "editor.pub")),
+        "AuthorizedKeysFile " + quote(public_key),
         "PidFile none",
         "UsePAM no",
         "PasswordAuthentication no",
@@ -104,8 +110,8 @@ def prepare_editor(folder: str, port: int) -> List[str]:
         "Subsystem sftp internal-sftp",
         *environment_lines(),
     ]
-    write_private(config, "\n".join(lines) + "\n")
-    return [sshd, "-D", "-e", "-f", config]
+    write_private(config_path(folder), "\n".join(lines) + "\n")
+    return [sshd, "-D", "-e", "-f", config_path(folder)]
 
 
 def environment_lines() -> List[str]:
@@ -134,9 +140,14 @@ def read_token(folder: str) -> str:
         return file.read().strip()
 
 
+def config_path(folder: str) -> str:
+    """Return the path of the SSH server's configuration."""
+    return os.path.join(folder, "sshd_config")
+
+
 def host_key_path(folder: str) -> str:
     """Return the path of the SSH server's private key."""
-    return os.path.join(folder, "editor_host_key")
+    return os.path.join(folder, "host_key")
 
 
 def read_host_key(folder: str) -> str:

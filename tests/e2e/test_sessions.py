@@ -70,9 +70,12 @@ def test_editor_reaches_the_place_of_the_job_and_the_job_outlives_the_connection
         assert log_in(again, "echo $SLURM_JOB_ID").stdout == f"{job}\n", again.text
         cli("cancel", job)
         assert again.process.wait(120 * busyness()) == 0
-    run = cli.run_dir(job).path
-    for name in ("session.json", "editor_host_key", "sshd_config"):
-        assert (run / name).stat().st_mode & 0o777 == 0o600
+    folder = cli.run_dir(job).path / "session"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert sorted(path.name for path in folder.iterdir()) == ["host_key", "host_key.pub", "session.json"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir() if path.suffix != ".pub")
+    assert "host_key" not in cli("fetch", job, "**", "-o", "fetched").stderr
+    assert not list((cli.folder / "fetched").rglob("host_key*"))
 
 
 @ON_THIS_MACHINE

@@ -47,10 +47,10 @@ def test_notebook_needs_its_token_keeps_it_over_a_requeue_and_ends_when_idle(cli
         assert ask(kernels, token) == []
         kernel = ask(kernels, token, starts=True)
         assert [item["id"] for item in ask(kernels, token)] == [kernel["id"]]
-        folder = cli.run_dir(job).path
+        folder = cli.run_dir(job).path / "session"
         for name in ("token", "session.json"):
             assert (folder / name).stat().st_mode & 0o777 == 0o600
-        assert_token_is_only_in(folder, token, {"token", "session.json"})
+        assert_token_is_only_in(folder.parent, token, {"token", "session.json"})
         cli("requeue", job)
         forward.wait_for("connected", 1)
         assert ask(kernels, token) == []  # the same port and token, without the kernel

@@ -17,7 +17,7 @@ KEY = "ssh-ed25519 " + "A" * 68
 
 def read(content: bytes | None) -> SessionServer | None:
     def get(path: str) -> bytes:
-        assert path == "/runs/a/session.json"
+        assert path == "/runs/a/session/session.json"
         if content is None:
             raise StoreError("there is no file")
         return content

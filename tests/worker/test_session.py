@@ -88,7 +88,7 @@ def test_editor_needs_an_ssh_server(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(session, "SSHD_FOLDERS", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match="this node has no SSH server"):
-        session.prepare_editor(str(tmp_path), 4321)
+        session.prepare_editor(str(tmp_path), 4321, "editor.pub")
 
 
 def test_private_file_replaces_an_earlier_one_as_a_whole(tmp_path: Path) -> None:

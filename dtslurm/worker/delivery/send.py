@@ -102,6 +102,7 @@ class WithheldFiles:
 
 
 RAY_FILE = "ray-token"  # the token of ray_node.py, which stays on the cluster
+SESSION_FOLDER = "session"  # the token or the keys of session.py, which stay there as well
 
 
 def is_withheld(names: Sequence[str], sends_hidden: bool) -> bool:
@@ -124,6 +125,7 @@ def files(run: Dict[str, Any], unsent_files: WithheldFiles) -> Iterator[str]:
             names[:] = [name for name in names if name not in skip]
         if relative_folder == "" or os.path.dirname(relative_folder) == "tasks":
             names[:] = [name for name in names if name != RAY_FILE]
+            subfolders[:] = [name for name in subfolders if name != SESSION_FOLDER]
         links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
         for name in names + links:
             path = os.path.join(relative_folder, name)

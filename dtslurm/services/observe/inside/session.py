@@ -9,7 +9,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.transport.base import Transport
 
-_FILE = "session.json"
+_FILE = "session/session.json"
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{20,200}")
 _HOST_KEY = re.compile(r"[a-z0-9@.-]{1,60} [A-Za-z0-9+/=]{20,2000}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,60}\$?")
