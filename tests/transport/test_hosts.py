@@ -123,9 +123,10 @@ def test_f58_refusal_whose_reason_went_to_another_thread_is_no_lost_connection(
 
 @pytest.mark.parametrize("kind", ["paramiko"])
 def test_message_that_is_late_for_its_closed_session_does_not_end_the_connection(
-    sshd_lab: SshLab, to: Reach, monkeypatch: pytest.MonkeyPatch
+    sshd_lab: SshLab, to: Reach, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A thread may be interrupted after it made a message; sshd ends a connection that sends it too late."""
+    is_made = tmp_path / "the end of the input was made"
     result = server(sshd_lab, "late")
     there = to("late")
     there.open()
@@ -136,6 +137,7 @@ def test_message_that_is_late_for_its_closed_session_does_not_end_the_connection
     def send_end_of_input_late(message: paramiko.Message) -> None:
         kind = message.asbytes()[:1]
         if kind == cMSG_CHANNEL_EOF:
+            is_made.touch()
             assert is_closed.wait(60)
         send(message)
         if kind == cMSG_CHANNEL_CLOSE:
@@ -144,7 +146,8 @@ def test_message_that_is_late_for_its_closed_session_does_not_end_the_connection
             is_sent.set()
 
     monkeypatch.setattr(link, "_send_user_message", send_end_of_input_late)
-    assert there.run(["echo", "first"], timeout=600).stdout == "first\n"
+    ends = 'until [ -e "$1" ]; do sleep 0.05; done; echo first'  # not before the message was made
+    assert there.run(["sh", "-c", ends, "sh", str(is_made)], timeout=600).stdout == "first\n"
     assert is_sent.wait(60)
     monkeypatch.undo()
     assert [there.run(["echo", word], timeout=600).stdout for word in "abc"] == ["a\n", "b\n", "c\n"]
