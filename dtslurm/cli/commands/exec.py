@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 
 import click
 
 from dtslurm.cli import completers
 from dtslurm.cli.options import cluster_option, json_option, parse_ranks
 from dtslurm.cli.printing import output
-from dtslurm.errors import RequestInvalid
+from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.services.observe.inside.execute import CommandStreams, execute
 from dtslurm.services.observe.inside.target_process import ProcessSelector
 from dtslurm.services.runs.runs import find
@@ -45,7 +46,7 @@ class _ExecCommand(click.Command):
 @click.option("--node", metavar="HOST", help="Run it as the first rank on this node.")
 @click.option("--role", metavar="NAME", help="Run it as the instances of this role; NAME/1 is instance 1.")
 @click.option("--all", "all_ranks", is_flag=True, help="Run it as every rank.")
-@click.option("-i", "--input", "has_input", is_flag=True, help="Give it the input of dtslurm.")
+@click.option("-i", "--input", "has_input", is_flag=True, help="Pass the input of this command on to it.")
 @cluster_option
 @click.argument("job", metavar="JOB", shell_complete=completers.complete_jobs)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND...]")
@@ -70,6 +71,8 @@ def exec_(
     given += ["--all"] * all_ranks
     if len(given) > 1:
         raise RequestInvalid([f"{' and '.join(given)} exclude each other"])
+    if has_input and sys.stdin is None:
+        raise RequestInvalid(["--input: the input of this command is closed"])
     context = Context()
     record = find(context, job, cluster)
     target = ProcessSelector(ranks=parse_ranks(ranks), node=node, role=role, all_ranks=all_ranks)
@@ -97,7 +100,7 @@ def _write(out: bytes, err: bytes) -> None:
     help="Observe for this long.",
 )
 @click.option(
-    "-o", "--output", "folder", metavar="DIR", help="Write the traces there. [default: profile-JOB]"
+    "-o", "--output", "folder", metavar="DIR", help="Write the traces there. [default: profile-JOB-TIME]"
 )
 @cluster_option
 @json_option
@@ -125,8 +128,12 @@ def profile(
     record = find(context, job, cluster)
     target = ProcessSelector(ranks=parse_ranks(ranks), role=role, all_ranks=ranks is None and role is None)
     recorded = record_profiles(context, record, target, seconds, task=task_of(job, record))
-    path = context.cwd / (folder or f"profile-{record.job_id or record.name}")
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    time = datetime.fromtimestamp(context.clock())
+    path = context.cwd / (folder or f"profile-{record.job_id or record.name}-{time:%Y%m%d-%H%M%S}")
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make the folder {path}: {error.strerror}") from error
     for item in recorded:
         name = f"{item.summary.label.replace('/', '-')}.json"
         context.transport.put(item.trace, str(path / name))
