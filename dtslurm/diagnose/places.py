@@ -49,21 +49,17 @@ def kind_of(look: RankLook) -> str:
 def _kind_by_frames(look: RankLook) -> str:
     inner_frames = look.frames[:_INNERMOST_FRAMES]
     own_index = next(
-        (number for number, frame in enumerate(inner_frames) if not _LIBRARY.search(frame.file)),
+        (number for number, frame in enumerate(inner_frames) if is_own(frame)),
         len(inner_frames),
     )
     library_frames = inner_frames[:own_index]
-    if any(_COLLECTIVE.search(frame.file) for frame in library_frames) and not look.moved:
+    if any(is_collective(frame) for frame in library_frames) and not look.moved:
         return "waits"
     if any(_SYNCHRONIZE.search(frame.file) and "synchronize" in frame.function for frame in library_frames):
         return "computes" if look.moved else "waits"
     if library_frames and _BACKWARD.search(library_frames[0].file) and look.cpu < BUSY and not look.moved:
         return "waits"
-    if (
-        any(_DATA_LOADING.search(frame.file) for frame in library_frames)
-        and look.cpu < BUSY
-        and not look.moved
-    ):
+    if any(is_data_loading(frame) for frame in library_frames) and look.cpu < BUSY and not look.moved:
         return "data"
     return _kind_by_activity(look)
 
@@ -87,7 +83,7 @@ def rendezvous(look: RankLook) -> bool:
 
 def own_frame(look: RankLook) -> StackFrame | None:
     """Return the innermost frame of the user's own code, or None."""
-    return next((frame for frame in look.frames if not _LIBRARY.search(frame.file)), None)
+    return next((frame for frame in look.frames if is_own(frame)), None)
 
 
 def is_own(frame: StackFrame) -> bool:
@@ -102,7 +98,7 @@ def is_collective(frame: StackFrame) -> bool:
 
 def is_data_loading(frame: StackFrame) -> bool:
     """Return whether a frame is of a library that loads data."""
-    return bool(_LIBRARY.search(frame.file) and _DATA_LOADING.search(frame.file))
+    return not is_own(frame) and bool(_DATA_LOADING.search(frame.file))
 
 
 def short(path: str) -> str:
