@@ -196,7 +196,7 @@ def wait_until_it_listens(server: Any, port: int) -> bool:
     return False
 
 
-def wait_while_used(server: Any, idle_s: int) -> int:
+def wait_while_used(server: Any, idle_s: float) -> int:
     """Wait until the server ends, and end an SSH server to which nobody has been connected for some time.
 
     Args:
@@ -205,7 +205,8 @@ def wait_while_used(server: Any, idle_s: int) -> int:
     used_at = time.monotonic()
     while True:
         try:
-            return int(server.wait(POLL_S))
+            code = int(server.wait(POLL_S))
+            return code if code >= 0 else 128 - code
         except subprocess.TimeoutExpired:
             pass
         if not idle_s or has_children(server.pid):

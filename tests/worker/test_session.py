@@ -140,14 +140,14 @@ def test_server_is_used_as_long_as_it_has_children(capsys: pytest.CaptureFixture
         assert server.stdin is not None
         server.stdout.readline()
         results: list[Any] = []
-        waiting = threading.Thread(target=lambda: results.append(session.wait_while_used(server, 1)))
+        waiting = threading.Thread(target=lambda: results.append(session.wait_while_used(server, 0.2)))
         waiting.start()
-        time.sleep(1.5)
+        time.sleep(0.5)  # longer than the limit
         assert server.poll() is None
         server.stdin.close()
         wait_until(lambda: not waiting.is_alive())
         assert results == [0]
-    assert "nobody was connected for 1 s" in capsys.readouterr().out
+    assert "nobody was connected for 0.2 s" in capsys.readouterr().out
 
 
 def test_server_that_ends_gives_its_exit_code_and_one_without_a_limit_lasts() -> None:

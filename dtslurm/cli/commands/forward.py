@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -16,13 +17,13 @@ from dtslurm.cli.options import cluster_option, parse_ranks
 from dtslurm.cli.printing import output
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.runs.record import JobRecord
+from dtslurm.services.observe.inside.editor import remove_ssh_config, write_ssh_config
 from dtslurm.services.observe.inside.forward import ForwardOutput, ForwardRequest, forward
 from dtslurm.services.observe.inside.local_ports import PortMapping, parse_port
 from dtslurm.services.observe.inside.session import SessionServer
 from dtslurm.services.observe.inside.target_process import ProcessSelector
 from dtslurm.services.runs.runs import find, selector_arguments
 from dtslurm.services.runs.tasks import task_of
-from dtslurm.services.submit.session import remove_ssh_config, write_ssh_config
 from dtslurm.services.wiring.context import Context
 
 
@@ -70,10 +71,15 @@ def forward_to_end(context: Context, record: JobRecord, request: ForwardRequest,
     Args:
         opens: whether the browser opens the first port.
     """
-    show_session = partial(_show_session, context, record)
     browse = _open_page if opens else None
+    with contextlib.ExitStack() as stack:
+        show_session = partial(_show_session, context, record, stack)
+        _forward(context, record, request, ForwardOutput(_show, output.note, browse, show_session))
+
+
+def _forward(context: Context, record: JobRecord, request: ForwardRequest, messages: ForwardOutput) -> None:
     try:
-        forward(context, record, request, ForwardOutput(_show, output.note, browse, show_session))
+        forward(context, record, request, messages)
     except KeyboardInterrupt:
         output.note("forwarding ended; the job continues")
         if record.has_session and not request.ports:
@@ -81,16 +87,20 @@ def forward_to_end(context: Context, record: JobRecord, request: ForwardRequest,
             output.note(f"  connect again  dtslurm forward {job}")
             output.note(f"  end it         dtslurm cancel {job}")
         raise
-    finally:
-        if record.has_session:
-            remove_ssh_config(context, record)
 
 
-def _show_session(context: Context, record: JobRecord, session: SessionServer, port: int) -> None:
-    """Show how to connect to a notebook or an editor."""
+def _show_session(
+    context: Context, record: JobRecord, stack: contextlib.ExitStack, session: SessionServer, port: int
+) -> None:
+    """Show how to connect to a notebook or an editor.
+
+    Args:
+        stack: gets the removal of the SSH configuration of an editor, whose port leads nowhere at the end.
+    """
     if session.token:
         _show(f"http://127.0.0.1:{port}{session.path}")
         return
+    stack.callback(remove_ssh_config, context, record)
     name, path = write_ssh_config(context, record, session, port)
     for line in path.read_text().splitlines():
         _show(line)

@@ -41,7 +41,7 @@ def read_session(transport: Transport, run_dir: str) -> SessionServer | None:
     """Return the session of a running job, None if its server does not answer yet.
 
     Raises:
-        InvalidAnswer: the file in the run directory is none of ours.
+        InvalidAnswer: the file has another content than dtslurm writes.
         TransportError: it cannot be read.
     """
     try:
