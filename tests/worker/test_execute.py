@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dtslurm.worker.probe.execute import Spool
 from tests.conftest import skip_or_fail
 from tests.processes import ends_in_time
 from tests.waiting import wait_until
@@ -74,6 +79,29 @@ def output_of(program: subprocess.Popen[str]) -> tuple[str, str, int]:
         assert program.stdout is not None
         assert program.stderr is not None
         return program.stdout.read(), program.stderr.read(), program.wait()
+
+
+class SlowFile(io.FileIO):
+    """A file whose bytes can be read for a while before the write that brought them returns."""
+
+    def write(self, data: Any, /) -> int:
+        written = super().write(data)
+        time.sleep(0.05)
+        return written
+
+
+def test_bytes_that_are_read_before_they_are_counted_do_not_end_the_input(tmp_path: Path) -> None:
+    with SlowFile(tmp_path / "spool", "w+") as file:
+        spool = Spool(file)
+        source, target = os.pipe()
+        copy = threading.Thread(target=spool.copy_to, args=(os.fdopen(target, "wb"),))
+        copy.start()
+        for _ in range(5):
+            spool.append(b"a line\n")
+        spool.close()
+        with os.fdopen(source, "rb") as pipe:
+            assert pipe.read() == b"a line\n" * 5
+        copy.join()
 
 
 def test_command_gets_environment_and_folder_of_the_recorded_process(tmp_path: Path) -> None:

@@ -40,8 +40,9 @@ def main() -> int:
         return enter(targets[0][1])
     if not request["has_input"]:
         return run_all(request["command"], targets, with_labels=request["with_labels"])
-    with tempfile.TemporaryFile() as file:
-        return run_all(request["command"], targets, with_labels=request["with_labels"], spool=Spool(file))
+    # The end of this program closes the file, because until then a thread may use it.
+    spool = Spool(tempfile.TemporaryFile(buffering=0))  # noqa: SIM115
+    return run_all(request["command"], targets, with_labels=request["with_labels"], spool=spool)
 
 
 def is_here(node: str, *, by_node: bool) -> bool:
@@ -109,16 +110,17 @@ class Spool:
     That also keeps the input of this program readable, whose end has to be noticed at once.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    def __init__(self, file: Any) -> None:
+        self._file = file  # without a buffer
         self._size = 0
         self._has_ended = False
         self._changed = threading.Condition()
 
     def append(self, data: bytes) -> None:
         """Add bytes."""
-        self._file.write(data)
-        self._file.flush()
+        rest = data
+        while rest:
+            rest = rest[self._file.write(rest) :]
         with self._changed:
             self._size += len(data)
             self._changed.notify_all()
@@ -137,9 +139,11 @@ class Spool:
                 with self._changed:
                     while offset == self._size and not self._has_ended:
                         self._changed.wait()
-                data = os.pread(self._file.fileno(), 1 << 16, offset)
-                if not data:
+                    counted = self._size
+                if offset == counted:
                     return
+                # The file may already hold more, which is read when it has been counted.
+                data = os.pread(self._file.fileno(), min(1 << 16, counted - offset), offset)
                 pipe.write(data)
                 pipe.flush()
                 offset += len(data)
