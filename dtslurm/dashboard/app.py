@@ -239,7 +239,10 @@ class TopApp(App[None]):
         try:
             with self.suspend():
                 code = run_program()
-        except (DtslurmError, SuspendNotSupported, OSError) as error:
+        except SuspendNotSupported:
+            self.show_notice(f"the {program_name} needs a terminal: run dtslurm top in one", is_error=True)
+            return
+        except (DtslurmError, OSError) as error:
             self.show_notice(str(error), is_error=True)
             return
         if code:

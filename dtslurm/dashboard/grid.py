@@ -14,8 +14,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from dtslurm.dashboard import ascii_fallback, keys, theme
-from dtslurm.dashboard.cursor import Cursor
+from dtslurm.dashboard import ascii_fallback, movement, theme
 from dtslurm.dashboard.rows import clip
 from dtslurm.dashboard.words import RANK_KINDS, StyledText, format_percent, sort_failures_first
 from dtslurm.model.runs.telemetry import RankCell
@@ -62,13 +61,13 @@ def format_card(cell: RankCell) -> StyledText:
     return f"{cell.rank:>5} {mark} {gpu:>4} {memory:>4} {status:>6}", kind
 
 
-class RankGrid(Cursor, ScrollView, can_focus=True):
+class RankGrid(movement.Cursor, ScrollView, can_focus=True):
     """A scrollable grid of ranks that draws only the visible ones."""
 
     DEFAULT_CSS = "RankGrid { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [
-        *keys.MOVES,
-        keys.END,
+        *movement.MOVES,
+        movement.END,
         Binding("left,h", "rank(-1)", show=False),
         Binding("right,l", "rank(1)", show=False),
         Binding("m", "mode", "metric"),

@@ -17,7 +17,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from dtslurm.dashboard import keys, theme
+from dtslurm.dashboard import movement, theme
 from dtslurm.dashboard.store import ANY_LINE, ERRORS, LineStore, compile_pattern
 from dtslurm.logs.clean import safe
 from dtslurm.logs.exceptions import EXCEPTION_NAME
@@ -43,7 +43,7 @@ class LogView(ScrollView, can_focus=True):
 
     DEFAULT_CSS = "LogView { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [
-        *keys.MOVES,
+        *movement.MOVES,
         Binding("end,G", "follow", "newest"),
         Binding("left", "side(-8)", show=False),
         Binding("right", "side(8)", show=False),

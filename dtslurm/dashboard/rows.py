@@ -16,8 +16,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from dtslurm.dashboard import keys, theme
-from dtslurm.dashboard.cursor import Cursor
+from dtslurm.dashboard import movement, theme
 from dtslurm.dashboard.words import StyledText
 from dtslurm.model.values import dataclass
 
@@ -55,13 +54,13 @@ def fit_columns(columns: Sequence[Column], width: int) -> list[tuple[Column, int
     return widths
 
 
-class Rows(Cursor, ScrollView, can_focus=True):
+class Rows(movement.Cursor, ScrollView, can_focus=True):
     """A table whose rows are identified by keys: the cursor stays on its row when other rows change."""
 
     DEFAULT_CSS = "Rows { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [
-        *keys.MOVES,
-        keys.END,
+        *movement.MOVES,
+        movement.END,
         Binding("enter", "choose", "open"),
     ]
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
+import select
+import signal
 import sys
+import threading
 import time
 
 from textual.theme import BUILTIN_THEMES
@@ -17,14 +21,24 @@ from dtslurm.store.index import state_folder
 from dtslurm.suggestions import list_nearest, suggest_name
 
 _GC_THRESHOLD_0, _GC_THRESHOLD_1, _GC_THRESHOLD_2 = 20_000, 20, 10_000
+_END_S = 5.0  # in which it ends without the terminal of a page
 _SWITCH_INTERVAL_S = 0.0005  # reading threads yield to the drawing thread ten times sooner than by default
 
 
-def run(feed: Feed, *, key: str | None, read_only: bool, ascii_only: bool, theme: str | None) -> None:
+def run(
+    feed: Feed,
+    *,
+    key: str | None,
+    read_only: bool,
+    ascii_only: bool,
+    theme: str | None,
+    in_browser: bool = False,
+) -> None:
     """Run the dashboard until the user quits.
 
     Args:
         key: key of the job whose page opens at the start.
+        in_browser: whether textual-serve shows it as a page, instead of a terminal.
 
     Raises:
         RequestInvalid: there is no theme of this name.
@@ -39,9 +53,21 @@ def run(feed: Feed, *, key: str | None, read_only: bool, ascii_only: bool, theme
         clipboard=state_folder() / "copied.txt",
     )
     app.requested_theme = theme
+    if in_browser:
+        threading.Thread(target=_end_with_server, daemon=True, name="dtslurm-server").start()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     _tune_garbage_collector()
     app.run()
+
+
+def _end_with_server() -> None:
+    """Wait for the end of the server of this page, which Textual does not notice, and end then."""
+    poll = select.poll()
+    poll.register(sys.__stdin__, 0)  # type: ignore[arg-type]  # for nothing but the end of the other side
+    poll.poll()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_END_S)
+    os._exit(1)
 
 
 def check_theme(theme: str | None) -> None:

@@ -187,7 +187,7 @@ def test_a_terminal_that_cannot_be_suspended_is_reported() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         app.open_shell(source.board.rows[0], "gpu01")
         await wait_until_stable(pilot)
-        assert "not supported in this environment" in notification_text(app)
+        assert notification_text(app) == "the shell needs a terminal: run dtslurm top in one"
         assert source.asked == []
 
     use_app(what, source)

@@ -41,8 +41,8 @@ COLUMNS = {
     ),
     "states, control": ("test_slurm_live", "test_slurm_bare"),
     "logs, top, report": (
-        "test_logs", "test_top", "test_sampler", "test_report", "test_report_look", "test_usage",
-        "test_durations",
+        "test_logs", "test_top", "test_top_web", "test_sampler", "test_report", "test_report_look",
+        "test_usage", "test_durations",
     ),
     "diagnose": (
         "test_diagnose", "test_live", "test_exec", "test_forward", "test_sessions", "test_allocation",

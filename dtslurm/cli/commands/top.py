@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import socket
 import sys
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ import click
 
 from dtslurm.cli.options import cluster_option, job_argument, json_option
 from dtslurm.cli.printing import output
+from dtslurm.errors import RequestInvalid
 from dtslurm.services.runs.runs import find, recent
 from dtslurm.services.runs.tasks import task_of
 from dtslurm.services.wiring.context import Context
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     "--ascii", "ascii_only", is_flag=True, help="Draw with ASCII. [default: if UTF-8 is not available]"
 )
 @click.option("--theme", metavar="NAME", help="Use theme textual-dark, textual-light, colour-blind, nord, …")
+@click.option("--web", is_flag=True, help="Show it in your browser, at an address that opens once.")
 @cluster_option
 @json_option
 @job_argument
@@ -38,11 +42,14 @@ def top(
     read_only: bool,
     ascii_only: bool,
     theme: str | None,
+    web: bool,
     cluster: str | None,
     as_json: bool,
     job: str | None,
 ) -> None:
     """Show your runs on all clusters live, or open JOB directly; ? lists the keys."""
+    if web and (once or as_json):
+        raise RequestInvalid([f"--web and {'--once' if once else '--json'} exclude each other"])
     context = Context()
     record = find(context, job, cluster) if job else None
     if cluster is not None and record is None:
@@ -51,21 +58,50 @@ def top(
     if record is not None:
         task = task_of(job, record)
         key = record.token if task is None else f"{record.token}_{task}"
+    if theme is not None:  # reject a wrong name also if nothing here has colours
+        from dtslurm.dashboard.start import check_theme
+
+        check_theme(theme)
+    if web:
+        _serve(read_only=read_only, ascii_only=ascii_only, theme=theme, cluster=cluster, job=job)
+        return
     is_interactive = (
         sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") not in {None, "", "dumb"}
     )
-    if as_json or once or not is_interactive:
-        if theme is not None:  # reject a wrong name although a single frame has no colours
-            from dtslurm.dashboard.start import check_theme
-
-            check_theme(theme)
+    in_browser = bool(os.environ.get("TEXTUAL_DRIVER"))  # of `top --web`: it has no terminal
+    if as_json or once or not (is_interactive or in_browser):
         _print_frame(context, cluster, key, as_json=as_json, ascii_only=ascii_only)
         return
     from dtslurm.dashboard.feed import Feed
     from dtslurm.dashboard.start import run
 
     feed = Feed(Context, _format_verdict, cluster=cluster, render_comparison=_format_comparison)
-    run(feed, key=key, read_only=read_only, ascii_only=ascii_only, theme=theme)
+    run(feed, key=key, read_only=read_only, ascii_only=ascii_only, theme=theme, in_browser=in_browser)
+
+
+def _serve(
+    *, read_only: bool, ascii_only: bool, theme: str | None, cluster: str | None, job: str | None
+) -> None:
+    """Serve the dashboard to the user's browser until Ctrl-C."""
+    try:
+        from dtslurm.dashboard.web import serve
+    except ModuleNotFoundError as error:
+        raise RequestInvalid(
+            [f"top --web needs the Python package textual-serve ({error})"],
+            hint=f"{shlex.quote(sys.executable)} -m pip install 'dtslurm[web]'",
+        ) from None
+    options = ["--read-only"] * read_only + ["--ascii"] * ascii_only
+    for name, value in (("--theme", theme), ("--cluster", cluster)):
+        options += [] if value is None else [name, value]
+    serve([*options, *([] if job is None else ["--", job])], _show_address)
+
+
+def _show_address(address: str, port: int) -> None:
+    output.say(address)
+    output.note("open it in a browser, once; Ctrl-C ends the dashboard")
+    if os.environ.get("SSH_CONNECTION"):
+        host = socket.gethostname()
+        output.note(f"from your machine, first: ssh -N -L {port}:127.0.0.1:{port} {host}")
 
 
 def _format_comparison(comparison: Comparison) -> list[str]:

@@ -11,7 +11,7 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip as Line
 
-from dtslurm.dashboard import keys, theme
+from dtslurm.dashboard import movement, theme
 from dtslurm.dashboard.charts.strips import Strip, Strips
 from dtslurm.dashboard.rows import clip
 
@@ -22,7 +22,7 @@ class StripView(ScrollView, can_focus=True):
     """A scrollable view of `Strips`, outliers first."""
 
     DEFAULT_CSS = "StripView { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }"
-    BINDINGS: ClassVar[list[BindingType]] = [*keys.MOVES, keys.END]
+    BINDINGS: ClassVar[list[BindingType]] = [*movement.MOVES, movement.END]
 
     def __init__(self, id: str | None = None) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)

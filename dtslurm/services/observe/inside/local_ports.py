@@ -9,11 +9,15 @@ import re
 import socket
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.jobs.roles import PORT_NAME
 from dtslurm.model.values import dataclass
 from dtslurm.worker.lib import sockets
+
+if TYPE_CHECKING:
+    from asyncio.trsock import TransportSocket
 
 HOST = "127.0.0.1"
 _LARGEST = 65535
@@ -109,7 +113,7 @@ class LocalPort:
         self._listener.close()
 
 
-def comes_from_own_user(connection: socket.socket) -> bool:
+def comes_from_own_user(connection: socket.socket | TransportSocket) -> bool:
     """Return whether a process of this user, or of root, has the other end of a connection on loopback.
 
     Only Linux can tell; on other systems every connection counts as the user's.
