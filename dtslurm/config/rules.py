@@ -38,7 +38,7 @@ _PATTERNS = {
     "NodeType.rank_cpus": (_CPU_RANGES, "CPUs such as 0-6 or 0-6,64-70"),
     "ClusterProfile.checked": (_CHECK_NOTE, "'on a live cluster DATE' or 'documentation DATE'"),
 }
-_SECRET_NAME_FIELDS = {"JobOptions.notify"}
+_SECRET_NAME_FIELDS = {"JobOptions.notify", "ClusterProfile.notify"}
 _MULTILINE_FIELDS = {
     "EnvironmentSetup.setup",
     "EnvironmentSetup.teardown",

@@ -306,6 +306,7 @@ class ClusterProfile:
         checked: how the values were checked and when, as ``documentation 2026-08`` or ``on a live cluster
             2026-08-14``. A profile that extends this one does not take it over.
         sample: whether jobs note how their nodes' GPUs, network, CPU and memory do, unless they say else.
+        notify: names of secrets with URLs of Apprise, to which messages about every run are sent.
     """
 
     name: str
@@ -324,6 +325,7 @@ class ClusterProfile:
     paths: Paths = field(default_factory=Paths)
     default_launcher: str | None = None
     sample: bool = True
+    notify: tuple[str, ...] = ()
 
     @property
     def access(self) -> Access:

@@ -93,3 +93,23 @@ def test_resubmitted_run_has_the_addresses_of_the_first(invoke: Run, tmp_path: P
             {"label": "json://***", "name": "", "url": "json://127.0.0.1:9/c4n4ry"}
         ]
         assert "c4n4ry" not in (path.parent / "job.json").read_text()
+
+
+def test_profile_names_addresses_for_every_run_but_arrays(
+    invoke: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOK", "json://127.0.0.1:9/c4n4ry")
+    profile = folder / "cluster_profiles" / "team.yaml"
+    profile.parent.mkdir()
+    profile.write_text("extends: local\nnotify: [HOOK, NO_SUCH_HOOK]\n")
+    words = ("submit", "--cluster", "team", "-t", "5", "--dry-run")
+    done = invoke(*words, "train.py", code=2)
+    assert "--notify NO_SUCH_HOOK: neither your environment nor the keyring has a value" in done.stderr
+    profile.write_text("extends: local\nnotify: [HOOK]\n")
+    assert "messages to HOOK are sent by the job" in invoke(*words, "train.py", code=0).stderr
+    note = "job arrays send no messages: notify of profile team has no effect"
+    assert note in invoke(*words, "-a", "0-3", "train.py", code=0).stderr
+    profile.write_text("extends: local\nnotify: [json://127.0.0.1:9/c4n4ry]\n")
+    done = invoke(*words, "train.py", code=2)
+    assert "should be the name of a secret with the URL; the URL itself contains a token" in done.stderr
+    assert "c4n4ry" not in done.stderr

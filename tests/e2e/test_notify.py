@@ -50,11 +50,14 @@ def submit(cli: Cli, *words: str, script: str) -> str:
     return cli.submit("-l", "single", "--python", sys.executable, *words, cli.script(script))
 
 
-def submit_offline(cli: Cli, *words: str, script: str) -> str:
-    """Submit a job to a cluster whose compute nodes have no internet."""
+def submit_offline(cli: Cli, sink: WebhookSink, *words: str, script: str) -> str:
+    """Submit a job to a cluster whose compute nodes have no internet, and whose profile names the address."""
+    cli.env["HOOK"] = sink.url
     folder = cli.folder / "cluster_profiles"
     folder.mkdir()
-    (folder / "offline.yaml").write_text(f"extends: {cli.cluster}\nenvironment:\n  offline: true\n")
+    (folder / "offline.yaml").write_text(
+        f"extends: {cli.cluster}\nnotify: [HOOK]\nenvironment:\n  offline: true\n"
+    )
     options = ("--parsable", "-t", "10", "-l", "single", "--python", sys.executable, *words)
     done = cli("submit", "--cluster", "offline", *options, cli.script(script))
     assert "have no internet" in done.stderr
@@ -114,7 +117,7 @@ def test_hanging_webhook_delays_neither_the_training_nor_other_messages(cli: Cli
 
 
 def test_messages_that_a_job_cannot_send_are_sent_once_by_those_who_look(cli: Cli, sink: WebhookSink) -> None:
-    job = submit_offline(cli, "--notify", sink.url, script=FAILS)
+    job = submit_offline(cli, sink, script=FAILS)
     watchers = [threading.Thread(target=cli, args=("logs", "-f", job), kwargs={"code": None}) for _ in "ab"]
     for watcher in watchers:
         watcher.start()
@@ -127,7 +130,7 @@ def test_messages_that_a_job_cannot_send_are_sent_once_by_those_who_look(cli: Cl
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
 def test_end_of_a_job_that_could_not_report_it_is_sent_by_those_who_look(cli: Cli, sink: WebhookSink) -> None:
-    job = submit_offline(cli, "--notify", sink.url, "--no-requeue", script=KILLS_ITS_JOB)
+    job = submit_offline(cli, sink, "--no-requeue", script=KILLS_ITS_JOB)
     assert cli.wait_for_end(job)["statuses"][0]["state"] != "COMPLETED"
     cli.wait_until(lambda: cli("status", job) and sink.count("failed"))
     assert sorted(title.rpartition(" ")[2] for title in sink.titles()) == ["failed", "started"]

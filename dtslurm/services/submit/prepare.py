@@ -105,8 +105,8 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     cluster = diagnostics.take(_find_cluster(context, request, standalone=standalone))
     diagnostics.note(*context.check_project(cluster))
     request, held = diagnostics.take(fit_into_allocation(request, cluster))
-    if cluster is not None and not request.launcher:
-        request = replace(request, launcher=cluster.profile.default_launcher)
+    if cluster is not None:
+        request = diagnostics.take(_with_values_of_profile(request, cluster.profile))
     launcher = diagnostics.take(_load_launcher(request.launcher))
     parsed = diagnostics.take(parse_options(request))
     file_problems = check_script_file(context, request)
@@ -182,6 +182,17 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         request=original_request,
         folder=str(context.cwd),
     )
+
+
+def _with_values_of_profile(request: JobRequest, profile: ClusterProfile) -> Checked[JobRequest]:
+    """Return a request with the launcher of a profile if it has none, and with the profile's addresses."""
+    diagnostics = Diagnostics()
+    request = replace(request, launcher=request.launcher or profile.default_launcher)
+    if profile.notify and request.array is not None:
+        diagnostics.note(f"job arrays send no messages: notify of profile {profile.name} has no effect")
+    elif request.idle_limit is None:  # an allocation runs no script
+        request = replace(request, notify=(*profile.notify, *request.notify))
+    return Checked(request, diagnostics.diagnostics)
 
 
 def _exclude_bad_nodes(
