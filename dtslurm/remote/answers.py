@@ -44,10 +44,10 @@ def parse_object(data: bytes | str, sender: str) -> dict[str, Any]:
     return value
 
 
-def parse_json(data: bytes | str, sender: str) -> Any:
-    """Return the JSON value in ``data``; see `parse_object`."""
-    if len(data) > LARGEST:
-        raise invalid(sender, f"an answer of more than {LARGEST >> 20} MiB")
+def parse_json(data: bytes | str, sender: str, *, limit: int = LARGEST) -> Any:
+    """Return the JSON value in ``data``, of at most ``limit`` bytes; see `parse_object`."""
+    if len(data) > limit:
+        raise invalid(sender, f"an answer of more than {limit >> 20} MiB")
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

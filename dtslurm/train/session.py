@@ -27,6 +27,7 @@ from dtslurm.train.agreement import COMPARE, SAVE, STALE, STOP, Agreement
 from dtslurm.train.checkpoint import Checkpointer
 from dtslurm.train.metrics import Metrics, without_graph
 from dtslurm.train.place import RankInfo, find_place
+from dtslurm.train.profiling import StepProfiler
 from dtslurm.train.run_files import RunFiles, StaleAttempt
 from dtslurm.train.state import check_objects, seed_generators
 from dtslurm.train.straggler import ForwardTimer, Slowest, Straggler
@@ -116,6 +117,7 @@ class Session:
         self._agreement = Agreement(control_group, options["agree_every"])
         self._straggler, self._forward_timer = Straggler(control_group), ForwardTimer(self.device)
         self._metrics = Metrics(self.run.metrics if self.rank == 0 else None, self.rank)
+        self._profiler = StepProfiler(self.run, self.rank)
         if options["seed"] is not None:
             seed_generators(options["seed"])
         now = time.perf_counter()
@@ -143,6 +145,7 @@ class Session:
             if self.rank == 0 and self._unwritten_metrics is not None:
                 self._write_metrics(time.perf_counter(), self._unwritten_metrics, None)
             self._metrics.close()
+            self._profiler.close()
         finally:
             if is_orderly_exit:
                 self._leave_process_group()
@@ -281,6 +284,7 @@ class Session:
         self.step += 1
         self._local_step += 1
         self._forward_timer.step_ended()
+        self._profiler.end_step()
         now = time.perf_counter()
         slowest_rank, requested_actions, step_time = None, 0, 0.0
         if self._agreement.is_due(self._local_step):

@@ -45,8 +45,8 @@ COLUMNS = {
         "test_usage", "test_durations",
     ),
     "diagnose": (
-        "test_diagnose", "test_live", "test_exec", "test_forward", "test_sessions", "test_allocation",
-        "test_notify", "test_stalled", "test_ranks_apart",
+        "test_diagnose", "test_live", "test_exec", "test_profile_steps", "test_forward", "test_sessions",
+        "test_allocation", "test_notify", "test_stalled", "test_ranks_apart",
     ),
     "signals, survival, health": (
         "test_signals", "test_survive", "test_survival", "test_health", "test_elastic", "test_held",

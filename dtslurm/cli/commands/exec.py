@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
+from typing import Literal
 
 import click
 
@@ -92,12 +93,18 @@ def _write(out: bytes, err: bytes) -> None:
 @click.option("--rank", "ranks", metavar="SET", help="Profile these ranks, such as 0,3-7. [default: all]")
 @click.option("--role", metavar="NAME", help="Profile the instances of this role; NAME/1 is instance 1.")
 @click.option(
-    "--seconds",
-    type=click.IntRange(1, 60),
-    default=10,
+    "--with",
+    "tool",
+    type=click.Choice(["py-spy", "torch"]),
+    default="py-spy",
     show_default=True,
-    metavar="N",
-    help="Observe for this long.",
+    help="Observe Python stacks, or record the operations and kernels of steps.",
+)
+@click.option(
+    "--seconds", type=click.IntRange(1, 60), metavar="N", help="Observe for this long. [default: 10]"
+)
+@click.option(
+    "--steps", type=click.IntRange(1, 100), metavar="N", help="With torch: record these steps. [default: 3]"
 )
 @click.option(
     "-o", "--output", "folder", metavar="DIR", help="Write the traces there. [default: profile-JOB-TIME]"
@@ -108,26 +115,33 @@ def _write(out: bytes, err: bytes) -> None:
 def profile(
     ranks: str | None,
     role: str | None,
-    seconds: int,
+    tool: Literal["py-spy", "torch"],
+    seconds: int | None,
+    steps: int | None,
     folder: str | None,
     cluster: str | None,
     as_json: bool,
     job: str,
 ) -> None:
-    """Profile ranks of the running JOB with py-spy, without a change of its code or a restart.
+    """Profile ranks of the running JOB without a restart.
 
     It prints where each rank spends its time, and which rank the others wait for. The traces open in
-    https://ui.perfetto.dev. py-spy must be installed in the environment of the job.
+    https://ui.perfetto.dev. py-spy must be installed in the environment of the job. With torch, its training
+    loop must call end_step of dtslurm.train.
     """
-    from dtslurm.cli.printing.profile_rows import COLUMNS, explain_straggler, profile_row
-    from dtslurm.services.observe.inside.profile import record_profiles
+    from dtslurm.cli.printing.profile_rows import explain_straggler, profile_columns, profile_row
+    from dtslurm.services.observe.inside.profile import ProfileRequest, record_profiles
 
+    unused = "steps" if tool == "py-spy" else "seconds"
+    if {"steps": steps, "seconds": seconds}[unused] is not None:
+        raise RequestInvalid([f"--{unused} has no effect with {tool}"])
     if ranks is not None and role is not None:
         raise RequestInvalid(["--rank and --role exclude each other"])
     context = Context()
     record = find(context, job, cluster)
     target = ProcessSelector(ranks=parse_ranks(ranks), role=role, all_ranks=ranks is None and role is None)
-    recorded = record_profiles(context, record, target, seconds, task=task_of(job, record))
+    request = ProfileRequest(tool, (seconds or 10) if tool == "py-spy" else (steps or 3))
+    recorded = record_profiles(context, record, target, request, task=task_of(job, record))
     time = datetime.fromtimestamp(context.clock())
     path = context.cwd / (folder or f"profile-{record.job_id or record.name}-{time:%Y%m%d-%H%M%S}")
     try:
@@ -141,7 +155,7 @@ def profile(
     if as_json:
         output.document(profiles=summaries, folder=str(path))
         return
-    output.table(COLUMNS, [profile_row(summary) for summary in summaries])
+    output.table(profile_columns(summaries), [profile_row(summary) for summary in summaries])
     if text := explain_straggler(summaries):
         output.say(text)
     output.note(f"traces, for https://ui.perfetto.dev: {path}")

@@ -7,12 +7,24 @@ from collections.abc import Sequence
 from dtslurm.model.runs.profile import KINDS, RankProfile
 from dtslurm.views.profile import find_straggler
 
-COLUMNS = ("RANK", "COMPUTE", "COMM", "DATA", "CKPT", "MOST TIME IN")
+_TITLES = {
+    "compute": "COMPUTE",
+    "communication": "COMM",
+    "data": "DATA",
+    "checkpoint": "CKPT",
+    "other": "OTHER",
+}
+
+
+def profile_columns(profiles: Sequence[RankProfile]) -> tuple[str, ...]:
+    """Return the titles of the columns of `profile_row`."""
+    kinds = profiles[0].shares if profiles else KINDS
+    return ("RANK", *(_TITLES[kind] for kind in kinds), "MOST TIME IN")
 
 
 def profile_row(profile: RankProfile) -> tuple[str, ...]:
-    """Return the row of a rank: the shares of `KINDS`, and its largest hot spot."""
-    shares = [f"{profile.shares[kind]:.0%}" for kind in KINDS]
+    """Return the row of a rank: its shares, and its largest hot spot."""
+    shares = [f"{share:.0%}" for share in profile.shares.values()]
     spots = profile.hot_spots[:1]
     return (profile.label, *shares, *(f"{spot.place} {spot.share:.0%}" for spot in spots))
 

@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from dtslurm.model.values import dataclass
 
 KINDS = ("compute", "communication", "data", "checkpoint")
+STEP_KINDS = ("compute", "communication", "data", "other")
 
 
 @dataclass(frozen=True)
 class HotSpot:
-    """A line of the user's own code, and the share of the time that the rank spent in it and below it."""
+    """What takes much time: a line of the user's own code with all below it, or an operation of torch alone.
+
+    Attributes:
+        share: the share of the time that the rank spent there.
+    """
 
     place: str
     share: float
@@ -23,10 +28,11 @@ class RankProfile:
 
     Attributes:
         label: the number of the rank, or ROLE/NUMBER for an instance of a role.
-        seconds: how long its main thread was observed.
-        shares: the share of each of `KINDS` in this time; they add up to 1. "compute" is all that is known to
-            be nothing else.
-        hot_spots: the lines with the largest shares, the largest first.
+        seconds: how long its main thread, or its steps, were observed.
+        shares: the share of each of `KINDS` in this time, where "compute" is all that is known to be nothing
+            else; or of each of `STEP_KINDS`, where "other" is the time without any operation of torch. They
+            add up to 1.
+        hot_spots: what has the largest shares, the largest first.
     """
 
     label: str

@@ -1,12 +1,17 @@
-"""Profile ranks of a running job with py-spy: traces for Perfetto, and where each rank spends its time."""
+"""Profile ranks of a running job: traces for Perfetto, and where each rank spends its time.
+
+py-spy observes the stacks of a process from outside. torch.profiler records the operations of steps, in a
+process that trains with `dtslurm.train` and finds a request on its node (`dtslurm.train.profiling`).
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.runs.live import StackFrame
@@ -18,11 +23,14 @@ from dtslurm.services.observe.inside.execute import CommandStreams, execute
 from dtslurm.services.observe.inside.target_process import ProcessSelector
 from dtslurm.services.wiring.context import Context
 from dtslurm.views.profile import TraceEvent, summarize
+from dtslurm.views.step_profile import Operation, summarize_steps
 
-_SENDER = "py-spy"
 _MISSING = 127
+_NOT_TAKEN = 4
 _LABEL = re.compile(rb"\[([A-Za-z0-9_/-]+)\] (.*)")
-_LARGEST_TRACE = answers.LARGEST
+_LARGEST_TRACE = 1 << 26  # bytes; reading more would take gigabytes of memory
+_LONGEST_STEP_S = 120
+_LATEST_US = 1e18
 # py-spy may be beside the Python of the rank, which need not be on PATH. It does not stop the rank.
 _RECORD = """\
 python=$(tr '\\0' '\\n' <"/proc/$DTSLURM_PID/cmdline" | head -n 1)
@@ -33,6 +41,27 @@ trap 'rm -f "$file"' EXIT
 py-spy record --pid "$DTSLURM_PID" --duration "$1" --rate 100 --format chrometrace --output "$file" \
   --threads --idle --full-filenames --nonblocking >&2 </dev/null || exit
 gzip -c "$file" | base64 | tr -d '\\n'
+echo
+"""
+_RECORD_STEPS = """\
+umask 077
+folder=$(mktemp -d) || exit
+name=$(printf %s "$DTSLURM_RUN_DIR" | tr / _ | tail -c 150)
+request=${TMPDIR:-/tmp}/dtslurm-profile-$name-${RANK:-0}
+trap 'rm -rf "$folder" "$request"' EXIT
+trap 'exit 1' HUP INT TERM
+printf '%s\\n%s\\n' "$1" "$folder/trace.json" >"$folder/request" && mv -f "$folder/request" "$request" || exit
+waited=0
+until [ -e "$folder/trace.json" ]; do
+  if [ -e "$folder/trace.json.error" ]; then cat "$folder/trace.json.error" >&2; exit 1; fi
+  kill -0 "$DTSLURM_PID" 2>/dev/null || { echo "the rank has ended" >&2; exit 1; }
+  if [ -e "$request" ]; then
+    waited=$((waited + 1))
+    [ "$waited" -le $((5 * $2)) ] || exit 4
+  fi
+  sleep 0.2
+done
+gzip -c "$folder/trace.json" | base64 | tr -d '\\n'
 echo
 """
 
@@ -49,14 +78,33 @@ class RecordedProfile:
     trace: bytes
 
 
+@dataclass(frozen=True)
+class ProfileRequest:
+    """What to record.
+
+    Attributes:
+        tool: what records it.
+        amount: seconds of py-spy, steps of torch.
+    """
+
+    tool: Literal["py-spy", "torch"]
+    amount: int
+
+
 def record_profiles(
-    context: Context, record: JobRecord, target: ProcessSelector, seconds: int, *, task: str | None = None
+    context: Context,
+    record: JobRecord,
+    target: ProcessSelector,
+    request: ProfileRequest,
+    *,
+    task: str | None = None,
 ) -> list[RecordedProfile]:
     """Return the profiles of ranks of a running job, the lowest rank first.
 
     Raises:
-        RequestInvalid: the job does not run, has no such part, or py-spy is not installed there.
-        TransportError: py-spy may not read the ranks, or the connection was lost.
+        RequestInvalid: the job does not run, has no such part, py-spy is not installed there, or the ranks do
+            not train with `dtslurm.train`.
+        TransportError: the ranks cannot be profiled, or the connection was lost.
     """
     outputs, problems = bytearray(), bytearray()
 
@@ -64,7 +112,9 @@ def record_profiles(
         outputs.extend(out)
         problems.extend(err)
 
-    command = ["sh", "-c", _RECORD, "dtslurm-profile", str(seconds)]
+    is_of_torch = request.tool == "torch"
+    script = _RECORD_STEPS if is_of_torch else _RECORD
+    command = ["sh", "-c", script, "dtslurm-profile", str(request.amount), str(_LONGEST_STEP_S)]
     streams = CommandStreams(write, has_labels=True)
     code = execute(context, record, target, command, task=task, streams=streams)
     if code == _MISSING:
@@ -72,28 +122,62 @@ def record_profiles(
             ["py-spy is not installed where the ranks run"],
             hint="install it in the environment of the job: pip install py-spy",
         )
+    if code == _NOT_TAKEN and is_of_torch:
+        raise RequestInvalid(
+            [f"no rank has ended a step of dtslurm.train within {_LONGEST_STEP_S} s"],
+            hint="--with torch needs a training loop that calls end_step; --with py-spy needs none",
+        )
     if code:
         text = bytes(problems).decode("utf-8", "replace")
         raise TransportError(
             "the ranks cannot be profiled",
             evidence=[line for line in text.splitlines() if line.strip()][-5:],
             hint="py-spy must be allowed to read processes of its user (kernel.yama.ptrace_scope=0)"
-            if "ermission" in text
+            if "ermission" in text and not is_of_torch
             else "",
         )
-    return [_interpret(label.decode(), data) for label, data in _LABEL.findall(bytes(outputs))]
+    lines = _LABEL.findall(bytes(outputs))
+    return [_interpret(request.tool, label.decode(), data) for label, data in lines]
 
 
-def _interpret(label: str, data: bytes) -> RecordedProfile:
+def _interpret(tool: str, label: str, data: bytes) -> RecordedProfile:
     try:
         packed = base64.b64decode(data, validate=True)
     except binascii.Error as error:
-        raise answers.invalid(_SENDER, f"damaged data ({error})") from error
-    trace = answers.unpack(packed, _SENDER, limit=_LARGEST_TRACE)
-    events = answers.parse_json(trace, _SENDER)
-    if not isinstance(events, list):
-        raise answers.invalid(_SENDER, "JSON that is not a list")
-    return RecordedProfile(summarize(label, _read_events(events)), trace)
+        raise answers.invalid(tool, f"damaged data ({error})") from error
+    trace = answers.unpack(packed, tool, limit=_LARGEST_TRACE)
+    document = answers.parse_json(trace, tool, limit=_LARGEST_TRACE)
+    if tool == "torch":
+        events = document.get("traceEvents") if isinstance(document, dict) else None
+        if not isinstance(events, list):
+            raise answers.invalid(tool, "JSON without the list traceEvents")
+        return RecordedProfile(summarize_steps(label, list(_read_operations(events))), trace)
+    if not isinstance(document, list):
+        raise answers.invalid(tool, "JSON that is not a list")
+    return RecordedProfile(summarize(label, _read_events(document)), trace)
+
+
+def _read_operations(values: list[Any]) -> Iterator[Operation]:
+    """Yield the operations of a trace; events of another form are left out."""
+    for value in values:
+        if not isinstance(value, dict) or value.get("ph") != "X":
+            continue
+        name, category, start_us, length_us = (value.get(key) for key in ("name", "cat", "ts", "dur"))
+        if not (isinstance(name, str) and isinstance(category, str)):
+            continue
+        if not all(
+            isinstance(number, (int, float)) and math.isfinite(number) and abs(number) < _LATEST_US
+            for number in (start_us, length_us)
+        ):
+            continue
+        start = float(start_us or 0)
+        yield Operation(
+            name=_clean(name),
+            category=category,
+            thread=f"{value.get('pid')} {value.get('tid')}",
+            start_us=start,
+            end_us=start + max(0.0, float(length_us or 0)),
+        )
 
 
 def _read_events(values: list[Any]) -> Iterator[TraceEvent]:

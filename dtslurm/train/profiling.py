@@ -1,0 +1,135 @@
+"""Profiles of training steps, which ``dtslurm profile --with torch`` requests while training runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dtslurm.train.run_files import RunFiles
+
+MOST_STEPS = 1000
+_LONGEST_NAME = 150  # of a run directory in the name of a request: file names have up to 255 bytes
+_LONGEST_REQUEST = 4096
+
+
+@dataclass(frozen=True)
+class StepProfileRequest:
+    """What ``dtslurm profile`` asks of a rank.
+
+    Attributes:
+        steps: number of steps to record.
+        trace: the file to write; a file with ``.error`` at its end gets the reason if that is not possible.
+    """
+
+    steps: int
+    trace: Path
+
+
+class StepProfiler:
+    """Records steps of this rank with torch.profiler when a request for it appears.
+
+    A request is a file on the rank's node: its number of steps and the path of the trace, a line each. The
+    look for it costs some microseconds per step, and no other rank and no shared file system.
+    """
+
+    def __init__(self, run: RunFiles, rank: int) -> None:
+        self._request = find_request_path(run, rank)
+        self._profiler: torch.profiler.profile | None = None
+        self._steps_left = 0
+        self._trace = Path()
+
+    def end_step(self) -> None:
+        """Count a finished step: begin to record if that is requested, and write the trace after the last."""
+        if self._profiler is not None:
+            self._count_step(self._profiler)
+        elif self._request is not None and self._request.exists():
+            self._begin(self._request)
+
+    def close(self) -> None:
+        """Write the trace of the steps so far if training ends while they are recorded."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            self._write_trace(profiler)
+
+    def _begin(self, path: Path) -> None:
+        try:
+            request = take_request(path)
+        except (OSError, ValueError) as error:
+            self._request = None  # another user's file, for example, which would be there at each step
+            sys.stderr.write(f"dtslurm: steps cannot be profiled: {error}\n")
+            return
+        if torch.autograd._profiler_enabled():  # noqa: SLF001 (there is no public name; a second profiler would end it)
+            report_error(request.trace, RuntimeError("the training code uses torch.profiler itself now"))
+            return
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        # The first recorded step is slow, because the profiler starts in it.
+        schedule = torch.profiler.schedule(wait=0, warmup=1, active=request.steps, repeat=1)
+        profiler = torch.profiler.profile(activities=activities, schedule=schedule)
+        try:
+            profiler.start()
+        except RuntimeError as error:
+            report_error(request.trace, error)
+            return
+        self._profiler = profiler
+        self._steps_left, self._trace = request.steps + 1, request.trace
+
+    def _count_step(self, profiler: torch.profiler.profile) -> None:
+        self._steps_left -= 1
+        if self._steps_left > 0:
+            profiler.step()
+        else:
+            self.close()
+
+    def _write_trace(self, profiler: torch.profiler.profile) -> None:
+        part = self._trace.with_suffix(".part")
+        try:
+            profiler.stop()
+            profiler.export_chrome_trace(str(part))
+            part.replace(self._trace)
+        except (OSError, RuntimeError, AssertionError) as error:  # AssertionError: no step was recorded
+            report_error(self._trace, error)
+
+
+def find_request_path(run: RunFiles, rank: int) -> Path | None:
+    """Return where a request for a rank of this run appears on its node; None outside a job."""
+    if run.folder is None:
+        return None
+    name = str(run.folder).replace("/", "_").encode()[-_LONGEST_NAME:].decode(errors="ignore")
+    return Path(os.environ.get("TMPDIR") or "/tmp", f"dtslurm-profile-{name}-{rank}")  # noqa: S108 (take_request checks its owner)
+
+
+def take_request(path: Path) -> StepProfileRequest:
+    """Read a request, and remove it.
+
+    Raises:
+        OSError: the file cannot be read, is a link, or could be another user's.
+        ValueError: it is no request.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise PermissionError(f"{path} belongs to another user, or others may write to it")
+        text = file.read(_LONGEST_REQUEST).decode()
+    path.unlink()
+    count, _, trace = text.rstrip("\n").partition("\n")
+    steps = int(count)
+    if not 1 <= steps <= MOST_STEPS or not trace.startswith("/"):
+        raise ValueError(f"{path} is no request for a profile")
+    return StepProfileRequest(steps, Path(trace))
+
+
+def report_error(trace: Path, error: Exception) -> None:
+    """Write why there is no trace, for the program that waits for it."""
+    try:
+        trace.with_name(f"{trace.name}.error").write_text(
+            f"{error or type(error).__name__}\n", encoding="utf-8"
+        )
+    except OSError:
+        sys.stderr.write(f"dtslurm: steps cannot be profiled: {error}\n")

@@ -1,0 +1,104 @@
+"""The command that waits for the profile of a rank's steps, and what the user is told without one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.errors import RequestInvalid, TransportError
+from dtslurm.services.observe.inside import profile
+from dtslurm.services.observe.inside.profile import ProfileRequest, record_profiles
+from dtslurm.services.observe.inside.target_process import ProcessSelector
+from tests.waiting import wait_until
+
+
+def start(tmp_path: Path, *, pid: int, limit_s: int = 100) -> subprocess.Popen[str]:
+    """Start the command as `dtslurm exec` does in the place of rank 3."""
+    env = {
+        "PATH": os.environ["PATH"],
+        "TMPDIR": str(tmp_path),
+        "DTSLURM_RUN_DIR": "/runs/a b",
+        "DTSLURM_PID": str(pid),
+        "RANK": "3",
+    }
+    argv = ["sh", "-c", profile._RECORD_STEPS, "dtslurm-profile", "2", str(limit_s)]
+    return subprocess.Popen(
+        argv, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+
+
+def take_request(tmp_path: Path) -> Path:
+    """Take the request of a rank as its session does; return the path of the trace."""
+    path = tmp_path / "dtslurm-profile-_runs_a b-3"
+    wait_until(path.exists)
+    assert path.stat().st_mode & 0o777 == 0o600
+    steps, trace = path.read_text().splitlines()
+    path.unlink()
+    assert steps == "2"
+    return Path(trace)
+
+
+def end_of(process: subprocess.Popen[str], tmp_path: Path) -> tuple[int, str, str]:
+    out, errors = process.communicate()
+    assert list(tmp_path.iterdir()) == []
+    return process.returncode, out, errors
+
+
+def test_trace_is_printed_in_one_line(tmp_path: Path) -> None:
+    process = start(tmp_path, pid=os.getpid())
+    trace = take_request(tmp_path)
+    part = trace.with_suffix(".part")
+    part.write_text('{"traceEvents": []}\n' * 1000)
+    part.replace(trace)
+    code, out, errors = end_of(process, tmp_path)
+    assert (code, errors, out.count("\n")) == (0, "", 1)
+
+
+def test_reason_of_the_rank_is_printed(tmp_path: Path) -> None:
+    process = start(tmp_path, pid=os.getpid())
+    trace = take_request(tmp_path)
+    part = trace.with_suffix(".part")
+    part.write_text("no space left\n")
+    part.replace(trace.with_name(f"{trace.name}.error"))
+    assert end_of(process, tmp_path) == (1, "", "no space left\n")
+
+
+def test_rank_that_takes_no_request_is_waited_for_until_the_limit(tmp_path: Path) -> None:
+    assert end_of(start(tmp_path, pid=os.getpid(), limit_s=0), tmp_path) == (4, "", "")
+
+
+def test_rank_that_ends_is_not_waited_for(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    assert end_of(start(tmp_path, pid=ended.pid), tmp_path) == (1, "", "the rank has ended\n")
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "error", "message"),
+    [
+        (
+            ProfileRequest("torch", 3),
+            4,
+            RequestInvalid,
+            "no rank has ended a step of dtslurm.train within 120 s",
+        ),
+        (ProfileRequest("py-spy", 3), 4, TransportError, "the ranks cannot be profiled"),
+        (ProfileRequest("py-spy", 3), 127, RequestInvalid, "py-spy is not installed where the ranks run"),
+        (ProfileRequest("torch", 3), 1, TransportError, "the ranks cannot be profiled"),
+    ],
+)
+def test_reason_for_a_missing_profile_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    request_: ProfileRequest,
+    code: int,
+    error: type[Exception],
+    message: str,
+) -> None:
+    nothing: Any = None
+    monkeypatch.setattr(profile, "execute", lambda *args, **options: code)
+    with pytest.raises(error, match=message):
+        record_profiles(nothing, nothing, ProcessSelector(), request_)

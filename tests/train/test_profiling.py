@@ -1,0 +1,126 @@
+"""Profiles of steps that are requested while training runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from dtslurm.train.profiling import StepProfiler, find_request_path, take_request
+from dtslurm.train.run_files import RunFiles
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFiles:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return RunFiles(folder=tmp_path / "runs" / "a")
+
+
+def request_steps(run: RunFiles, tmp_path: Path, steps: int, *, rank: int = 0) -> Path:
+    """Request a profile of a rank; return the path of its trace."""
+    path = find_request_path(run, rank)
+    assert path is not None
+    trace = tmp_path / f"trace{rank}.json"
+    path.write_text(f"{steps}\n{trace}\n")
+    path.chmod(0o600)
+    return trace
+
+
+def train_step() -> None:
+    torch.ones(4, 4) @ torch.ones(4, 4)
+
+
+def recorded(trace: Path) -> list[str]:
+    names = [event["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    return sorted(name for name in names if name.startswith("ProfilerStep#"))
+
+
+def test_requested_steps_are_recorded_once(run: RunFiles, tmp_path: Path) -> None:
+    profiler = StepProfiler(run, 0)
+    trace = request_steps(run, tmp_path, 2)
+    other = request_steps(run, tmp_path, 2, rank=1)
+    ended = []
+    for step in range(6):
+        train_step()
+        profiler.end_step()
+        ended += [step] if trace.exists() else []
+    assert ended[0] == 3  # the first step starts the profiler, and one warms it up
+    assert recorded(trace) == ["ProfilerStep#1", "ProfilerStep#2"]
+    assert "aten::matmul" in trace.read_text()
+    assert not other.exists()
+    assert sorted(path.name[-2:] for path in tmp_path.glob("dtslurm-profile-*")) == ["-1"]
+
+
+def test_training_that_ends_earlier_leaves_the_steps_so_far(run: RunFiles, tmp_path: Path) -> None:
+    profiler = StepProfiler(run, 0)
+    trace = request_steps(run, tmp_path, 100)
+    for _ in range(4):
+        train_step()
+        profiler.end_step()
+    profiler.close()
+    profiler.close()
+    assert recorded(trace) == ["ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#3"]
+
+
+def test_training_that_profiles_itself_is_not_disturbed(run: RunFiles, tmp_path: Path) -> None:
+    profiler = StepProfiler(run, 0)
+    trace = request_steps(run, tmp_path, 1)
+    with torch.profiler.profile() as own:
+        for _ in range(4):
+            train_step()
+            profiler.end_step()
+    assert "aten::matmul" in {event.key for event in own.key_averages()}
+    assert not trace.exists()
+    assert "uses torch.profiler itself" in trace.with_name("trace0.json.error").read_text()
+
+
+def test_trace_that_cannot_be_written_does_not_end_the_training(
+    run: RunFiles, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    profiler = StepProfiler(run, 0)
+    path = find_request_path(run, 0)
+    assert path is not None
+    path.write_text(f"1\n{tmp_path}/gone/trace.json\n")
+    for _ in range(4):
+        train_step()
+        profiler.end_step()
+    assert "dtslurm: steps cannot be profiled: " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "x\n/trace\n", "0\n/trace\n", "1001\n/trace\n", "3\ntrace\n", "3"])
+def test_other_files_are_refused_once(run: RunFiles, capfd: pytest.CaptureFixture[str], text: str) -> None:
+    profiler = StepProfiler(run, 0)
+    path = find_request_path(run, 0)
+    assert path is not None
+    path.write_text(text)
+    profiler.end_step()
+    path.write_text(text)
+    profiler.end_step()
+    assert capfd.readouterr().err.count("steps cannot be profiled") == 1
+
+
+def test_files_of_other_users_are_not_read(run: RunFiles, tmp_path: Path) -> None:
+    request_steps(run, tmp_path, 1)
+    path = find_request_path(run, 0)
+    assert path is not None
+    path.chmod(0o622)
+    with pytest.raises(PermissionError):
+        take_request(path)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        take_request(path)
+
+
+def test_long_run_directories_have_requests_too(tmp_path: Path) -> None:
+    run = RunFiles(folder=Path("/", *["ü" * 100] * 4, "run-17"))
+    path = find_request_path(run, 12)
+    assert path is not None
+    assert len(path.name.encode()) < 255
+    assert path.name.endswith("_run-17-12")
+    assert find_request_path(RunFiles(), 0) is None
