@@ -42,7 +42,7 @@ the others. `clean` and `requeue` act at the same moment.
 
 The schedules from seed 3000 on contain runs with roles, N27, and clients that scale a role. Training must
 begin after all its servers have served; no instance may be alive twice, and no server after its run; one lost
-server must not end a run. They are not part of the table below.
+server must not end a run. They have a table of their own.
 
 The schedules from seed 4000 on contain job arrays of three to eight tasks, most of them with preemptions.
 Each task is judged as a run of its own.
@@ -111,7 +111,8 @@ def page() -> str:
     """Return the results of the long runs, and the problems that they revealed, in Markdown."""
     parts = [HEAD]
     results = robustness.read()
-    for name, render in (("nemesis", _nemesis), ("soak", _soak), ("fuzz", _fuzz)):
+    pages = {"nemesis": _nemesis, "nemesis-roles": _nemesis_with_roles, "soak": _soak, "fuzz": _fuzz}
+    for name, render in pages.items():
         if result := results.get(name):
             conditions = f"{result['machine']}; {result['date']}, commit {result['commit']}"
             parts += [*render(result), f"\nMeasured on {conditions}, duration {result['seconds']} s.\n"]
@@ -122,9 +123,18 @@ def page() -> str:
 
 
 def _nemesis(result: Result) -> Iterator[str]:
+    yield NEMESIS
+    yield from _schedules(result)
+
+
+def _nemesis_with_roles(result: Result) -> Iterator[str]:
+    yield "\n### Runs with roles\n"
+    yield from _schedules(result)
+
+
+def _schedules(result: Result) -> Iterator[str]:
     ends = ", ".join(f"{count} {state}" for state, count in result["ends"].items())
     violations, errors = result["violations"], result["errors"]
-    yield NEMESIS
     seeds = result["seeds"]
     yield f"{len(seeds)} schedules, seeds {format_ranges(seeds)}: {result['runs']} runs ({ends}),"
     yield f"{result['attempts']} attempts, {result['looks']} queries of the state. The test itself ended"

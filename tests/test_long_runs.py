@@ -28,6 +28,7 @@ def test_recorded_results_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "faults": {"N2": 2}, "by_hand": 1, "violations": [[2, "lost", "s2-r0", "it is gone"]], "errors": [],
     }  # fmt: skip
     robustness.write("nemesis", result, 61.4)
+    robustness.write("nemesis-roles", {**result, "seeds": [3000], "faults": {"N27": 9}}, 61.4)
     robustness.write(
         "soak", {"rounds": 7, "done": {"submit": 21}, "held": {"files": [8, 9]}, "found": []}, 60
     )
@@ -36,5 +37,8 @@ def test_recorded_results_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "**1 violations**" in page
     assert "- seed 2: lost: s2-r0: `it is gone`" in page
     assert "| N2 | controller killed and restarted | 2 |" in page
+    _, _, with_roles = page.partition("### Runs with roles")
+    assert "1 schedules, seeds 3000:" in with_roles
+    assert "up to 20 s | 9 |" in with_roles
     assert "7 rounds: 21 × submit. Problems: none." in page
     assert "| open files of the client | 8 | 9 |" in page

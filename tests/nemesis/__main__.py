@@ -23,7 +23,7 @@ from tests import robustness
 from tests.lab.cluster import LabError
 from tests.nemesis.checker import check
 from tests.nemesis.history import Event, dump
-from tests.nemesis.schedule import Schedule, make
+from tests.nemesis.schedule import ARRAYS, ROLES, Schedule, make
 from tests.nemesis.site import Site, site
 from tests.nemesis.workload import Workload
 
@@ -73,7 +73,8 @@ def main() -> int:
         results = _lanes(seeds, args.lanes, args.seconds)
         _summary(results)
         if args.record:
-            record(results, robustness.read().get("nemesis", {}) if args.add else {})
+            name = "nemesis-roles" if ROLES <= seeds[0] < ARRAYS else "nemesis"  # each has its own table
+            record(name, results, robustness.read().get(name, {}) if args.add else {})
     return int(any(result.violations or result.errors for result in results))
 
 
@@ -166,13 +167,17 @@ def _lane(seeds: Sequence[int], seconds: float) -> list[Result]:
     return results
 
 
-def record(results: Sequence[Result], before: Mapping[str, Any]) -> None:
-    """Write the results of these schedules, and of those recorded before, for the documentation."""
+def record(name: str, results: Sequence[Result], before: Mapping[str, Any]) -> None:
+    """Write the results of these schedules, and of those recorded before, for the documentation.
+
+    Args:
+        name: the key of the results in the file of the documentation.
+    """
     ends, faults = Counter[str](before.get("ends", {})), Counter[str](before.get("faults", {}))
     for result in results:
         ends.update(result.states)
         faults.update(word.split()[0] for word in result.faults)
-    sums = {name: sum(getattr(result, name) for result in results) for name in ("looks", "by_hand")}
+    sums = {kind: sum(getattr(result, kind) for result in results) for kind in ("looks", "by_hand")}
     sums["attempts"] = sum(result.bodies for result in results)
     lists: dict[str, list[Any]] = {
         "seeds": [result.seed for result in results],
@@ -180,10 +185,10 @@ def record(results: Sequence[Result], before: Mapping[str, Any]) -> None:
         "errors": [[result.seed, words.partition("\n")[0]] for result in results for words in result.errors],
     }
     robustness.write(
-        "nemesis",
+        name,
         {
-            **{name: [*before.get(name, []), *values] for name, values in lists.items()},
-            **{name: before.get(name, 0) + value for name, value in sums.items()},
+            **{kind: [*before.get(kind, []), *values] for kind, values in lists.items()},
+            **{kind: before.get(kind, 0) + value for kind, value in sums.items()},
             "runs": sum(ends.values()),
             "ends": dict(ends.most_common()),
             "faults": dict(sorted(faults.items())),
