@@ -138,7 +138,8 @@ def check_mutant(package: str, mutant: Any) -> dict[str, Any]:
     }
     if not tests:
         return {**row, "outcome": "no test of its own", "diff": ""}
-    words = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider", "-m", "not slurm and not slow"]
+    words = [*in_own_process_space(), sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider"]
+    words += ["-m", "not slurm and not slow"]
     # Python would take the bytecode of another mutant of the same size and second for that of this one.
     shutil.rmtree(mutant.module_path.parent / "__pycache__", ignore_errors=True)
     result = mutate_and_test([mutant], shlex.join([*words, *tests]), TIME_LIMIT_S)
@@ -162,13 +163,13 @@ def enter_copy(folder: Path) -> None:
     os.environ |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def enter_own_process_space() -> None:
-    """Start this program again in a namespace of its own: a mutant of ``kill`` may signal all processes."""
-    if os.getpid() == 1:
-        return
-    words = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    words += [] if os.geteuid() == 0 else ["--user", "--map-current-user"]
-    os.execvp(words[0], [*words, sys.executable, "-m", "tests.mutation", *sys.argv[1:]])
+def in_own_process_space() -> list[str]:
+    """Return the words with which a program sees only its own processes.
+
+    A mutant of ``kill`` may signal all processes, or all of its process group.
+    """
+    words = ["setsid", "--wait", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return [*words, *([] if os.geteuid() == 0 else ["--user", "--map-current-user"])]
 
 
 def main() -> int:
@@ -213,5 +214,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    enter_own_process_space()
     sys.exit(main())
