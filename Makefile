@@ -2,11 +2,11 @@
 # make test-quick  in two minutes: what is pure, one run on this machine and one on a real Slurm
 # make test   install what the tests need, a real Slurm and gigabytes of frameworks included, and run every test,
 #             long matrices by a sample of their cases; PYTEST_ARGS='--seed 7' takes the cases of that seed again
-# make test-all  the same with all cases, and compare the README's table of launchers; UPDATE_README=1 writes it
+# make test-all  the same with all cases, and compare docs/tested.md's table of launchers; UPDATE_TABLE=1 writes it
 # make check  format, lint, types, import contracts, documentation, golden scripts
 # make lock   write the versions and hashes of what development and tests use, requirements-dev.lock, anew
 # make docs   the documentation as a site, in build/site
-# make test-slurm-versions  the end-to-end tests on Slurm 20.11, 22.05, 24.11 and 26.05, and the README's table of them
+# make test-slurm-versions  the end-to-end tests on Slurm 20.11, 22.05, 24.11 and 26.05, and their table in docs/tested.md
 # make test-gpu  what only a GPU can show, on a machine with one, into docs/gpu.json; GPU_PYTHON=/path/to/python
 #             trains with the frameworks that are installed there
 # make test-torch-versions  the tests of dtslurm.train with older releases of torch: five gigabytes for each

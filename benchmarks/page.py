@@ -79,6 +79,45 @@ In comparisons without a target, dtslurm is slower or larger in these cases:
   profile or join the queue with the records of runs.
 """
 YES, NO, UNKNOWN = "yes", "**no**", ""
+# Of the targets with a comparison, those that the README shows: also where dtslurm is slower.
+README = ROOT / "README.md"
+README_BEGIN, README_END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
+README_FIGURES = {
+    "`dtslurm --help`: time, ratio to `cscope --help`": "`dtslurm --help`: time beside `cscope --help`",
+    "100 submissions in one process: time, ratio to `ssh X sbatch` with a new connection each": (
+        "100 submissions over SSH from Python: time beside as many `ssh X sbatch`"
+    ),
+    "submissions with one `dtslurm submit` each: time, ratio to `ssh X sbatch` with a new connection each": (
+        "one `dtslurm submit` over SSH: time beside `ssh X sbatch`"
+    ),
+    "re-submission after a change of one line in 10,000 files: time, ratio to `rsync -a`": (
+        "submission of 10,000 files after a change of one line: time beside `rsync -a`"
+    ),
+    "`map_array` of 100 functions: time until all results are available, ratio to submitit": (
+        "`map_array` of 100 functions until all results are there: time beside submitit"
+    ),
+    "one function: time until its result is available, ratio to submitit": (
+        "one function until its result is there: time beside submitit"
+    ),
+    "staging of 2 GB in 20,000 files to four nodes: speed, ratio to a script with `tar` and `sbcast`": (
+        "2 GB in 20,000 files to four nodes: speed beside a script with `tar` and `sbcast`"
+    ),
+    "`dtslurm exec JOB true`: time, ratio to `ssh X srun --overlap true` with a new connection": (
+        "`dtslurm exec JOB true`: time beside `ssh X srun --overlap true`"
+    ),
+    "node lost, with a spare node: time until training continues": (
+        "a lost node with a spare one: time until training continues"
+    ),
+    "CPU time of a training step, ratio to the same step with the supervisor stopped": (
+        "CPU time of a training step beside the same step without the supervisor"
+    ),
+    "generated failures with correct cause and rank, held-out half: fraction": (
+        "generated failures, held-out half: share with the right cause and rank"
+    ),
+    "throughput, error without the row's laboratory and without vTrain: median": (
+        "`plan` beside published runs of laboratories that it has not seen: median error of the throughput"
+    ),
+}
 FIGURES = {"scale": "scale.svg"}  # figures that benchmarks draw themselves
 DOCSTRINGS = {"planner": "planner/score.py", "scale": "scale/__main__.py"}  # benchmarks that are packages
 # These two colours are distinguishable with colour blindness, and on light and dark backgrounds.
@@ -109,6 +148,20 @@ def _target_tables(sections: Mapping[str, Sequence[Measurement]]) -> Iterator[st
         for row in rows:
             met = UNKNOWN if row.met is None else YES if row.met else NO
             yield f"| {_cell(row.figure)} | {row.target} | {row.measured} | {met} |"
+
+
+def render_readme(text: str, results: Results) -> str:
+    """Return the text of the README with the present figures in it."""
+    rows = [row for rows in load_targets().values() for row in rows]
+    by_name = {row.figure: row for row in (compare_with_target(row, results) for row in rows)}
+    lines = ["| measure | target | measured |", "|---|---|---|"]
+    for name, shown in README_FIGURES.items():
+        row = by_name[name]
+        mark = "" if row.met else " (missed)"
+        lines.append(f"| {shown} | {row.target} | {row.measured}{mark} |")
+    before, _, rest = text.partition(README_BEGIN)
+    _, _, after = rest.partition(README_END)
+    return "".join([before, README_BEGIN, "\n".join(lines), "\n", README_END, after])
 
 
 def _missed_targets(sections: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
@@ -180,7 +233,10 @@ def describe_benchmark(name: str) -> str:
 def write_page() -> None:
     """Write the page and the charts into the documentation if they have changed."""
     results, docs = load_results(), ROOT / "docs"
-    texts = {docs / "benchmarks.md": render_page(results)}
+    texts = {
+        docs / "benchmarks.md": render_page(results),
+        README: render_readme(README.read_text(), results),
+    }
     texts |= {docs / name: text for name, text in draw_charts(results).items()}
     for path in (docs / "benchmarks").glob("*.svg"):
         if path not in texts:

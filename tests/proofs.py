@@ -1,8 +1,8 @@
-"""The README's table of launchers, made from the outcomes of the tests that prove each cell.
+"""The documentation's table of launchers, made from the outcomes of the tests that prove each cell.
 
 A test says what it proves by ``@pytest.mark.proves(LAUNCHER, COLUMN, ...)``; a cell is proved if all tests
 that claim it passed. With ``DTSLURM_TABLE=1`` a run that leaves none of these tests out compares the table
-with the README's; ``UPDATE_README=1`` writes it.
+with that of docs/tested.md; ``UPDATE_TABLE=1`` writes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "tested.md"
 BEGIN, END = "<!-- launchers: begin -->\n", "<!-- launchers: end -->\n"
 COLUMNS = {
     "renders": "renders",
@@ -122,13 +122,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not os.environ.get("DTSLURM_TABLE") or not _collected <= _selected:
         return
     text, gaps = table()
-    before, _, rest = README.read_text().partition(BEGIN)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     fresh = f"{before}{BEGIN}{text}{END}{after}"
-    if os.environ.get("UPDATE_README"):
-        README.write_text(fresh)
-    elif fresh != README.read_text() or gaps:
-        print(
-            f"\nThe README's table of launchers is not what the tests prove. Gaps: {gaps or 'none'}\n{text}"
-        )
+    if os.environ.get("UPDATE_TABLE"):
+        PAGE.write_text(fresh)
+    elif fresh != PAGE.read_text() or gaps:
+        print(f"\nThe table of launchers is not what the tests prove. Gaps: {gaps or 'none'}\n{text}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

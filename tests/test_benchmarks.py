@@ -165,3 +165,9 @@ def test_shells_of_a_large_job_start_training_on_a_node(tmp_path: Path) -> None:
     assert wrapper.start_ranks(tmp_path, environment, task) > 0
     assert [path.name for path in (tmp_path / "run/ranks/0/running").iterdir()] == ["node-0"]
     assert wrapper.start_step(tmp_path, environment) > 0
+
+
+def test_the_readme_shows_the_present_figures() -> None:
+    text = page.README.read_text()
+    assert text == page.render_readme(text, page.load_results()), "make check writes it"
+    assert "(missed)" in text  # the README also shows where dtslurm falls short

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import pictures
 from tests.lab.cluster import SlurmLab
 from tests.waiting import wait_until
 from tests.warm import run_dtslurm
@@ -202,8 +204,44 @@ def test_every_documented_make_target_exists() -> None:
         assert re.search(rf"^{line}:", makefile, re.MULTILINE), line
 
 
-def test_the_readme_describes_the_layout_of_a_run() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_layout_of_a_run_is_described() -> None:
+    text = (ROOT / "docs" / "usage.md").read_text()
     for name in ("job.json", "script.sbatch", "events.jsonl", "DTSLURM_METRICS", "DTSLURM_CHECKPOINT_DIR"):
         assert name in text
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_the_readme_is_short_and_its_links_resolve() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert text.count("\n") <= 150
+    targets = re.findall(r"\]\(([^)#]+)", text)
+    assert targets
+    assert [name for name in targets if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("name", pictures.SESSIONS)
+def test_pictures_show_sessions_that_really_run(name: str, tmp_path: Path) -> None:
+    """The text differs only in what times, numbers and speed decide."""
+    picture = (ROOT / "docs" / f"{name}.svg").read_text()
+    outputs = pictures.record(tmp_path, pictures.SESSIONS[name])
+    fresh = pictures.draw(outputs, name)
+    for command in pictures.SESSIONS[name]:
+        assert command in shown_text(picture)
+    expected = {
+        "session": "cause python-exception (90%)",
+        "check": "--gpus-per-node 8: a gpu-40g node has 4",
+        "survive": "attempt 1 ended with exit code 0: every rank ended with 0",
+        "plan": "memory of a GPU:",
+    }[name]
+    for text in (picture, fresh):
+        assert expected in shown_text(text)
+        assert "http" not in re.sub(
+            r"xmlns[:\w]*=\"[^\"]*\"|<!--.*?-->", "", text
+        )  # asks nothing of a network
+        assert str(ROOT) not in text
+
+
+def shown_text(picture: str) -> str:
+    """Return the text of a picture, with one space between its words."""
+    texts = re.findall(r"<text [^>]*>(.*?)</text>", picture)
+    return " ".join(html.unescape(" ".join(texts)).replace("\xa0", " ").split())

@@ -1,4 +1,4 @@
-"""The README's table of Slurm versions matches the recorded results."""
+"""The table of Slurm versions in docs/tested.md matches the recorded results."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import xml.etree.ElementTree as ET
 from tests.lab import versions
 
 
-def test_readme_shows_the_recorded_versions() -> None:
+def test_page_shows_the_recorded_versions() -> None:
     record = versions.recorded()
-    text = versions.README.read_text()
-    assert text == versions.in_readme(text, record), "python -m tests.lab.versions writes it"
+    text = versions.PAGE.read_text()
+    assert text == versions.in_page(text, record), "python -m tests.lab.versions writes it"
     for row in record.values():
         assert row["suite"] in versions.SUITES
         assert set(row["cells"]) <= set(versions.COLUMNS)

@@ -1,8 +1,8 @@
-"""The end-to-end tests on Slurms of four Debian releases, and the README's table of how they ended.
+"""The end-to-end tests on Slurms of four Debian releases, and the documentation's table of how they ended.
 
 ``python -m tests.lab.versions [SUITE]... [--column NAME]...`` unpacks each suite's Slurm into a cache, runs
 on it every test that speaks to a Slurm and is not a slow one, and writes down what came of it in
-`docs/slurm-versions.json` and in the README. What was not run stays as it was.
+`docs/slurm-versions.json` and in docs/tested.md. What was not run stays as it was.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tests.lab.software import at_prefix, cached_prefix
 from tests.lab.suites import unpack
 
 ROOT = Path(__file__).parents[2]
-RECORD, README = ROOT / "docs" / "slurm-versions.json", ROOT / "README.md"
+RECORD, PAGE = ROOT / "docs" / "slurm-versions.json", ROOT / "docs" / "tested.md"
 BEGIN, END = "<!-- versions: begin -->\n", "<!-- versions: end -->\n"
 SUITES = ("bullseye", "bookworm", "trixie", "sid")
 FOLDERS = ("tests/e2e", "tests/scheduler")
 MARKS = "slurm and not slow and not frameworks"
 NAMES = "not far and not local"  # those over SSH and of the embedded scheduler speak of other things
 LONGEST_S = 1800
-# The README's columns, and the files of tests that fill each.
+# The table's columns, and the files of tests that fill each.
 COLUMNS = {
     "submit": (
         "test_runs", "test_exactly_once", "test_slurm_limits", "test_secrets", "test_environment_canary",
@@ -132,7 +132,7 @@ def outcomes(root: ET.Element) -> tuple[dict[str, dict[str, Any]], list[str]]:
 
 
 def table(record: Record) -> str:
-    """Return the README's table, as Markdown; nothing where no version was run."""
+    """Return the documentation's table, as Markdown; nothing where no version was run."""
     if not record:
         return ""
     lines = [f"| Slurm | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
@@ -151,8 +151,8 @@ def table(record: Record) -> str:
     return "\n".join([*lines, "", *(["Failed: " + ", ".join(failed) + ".", ""] if failed else [])]) + "\n"
 
 
-def in_readme(text: str, record: Record) -> str:
-    """Return the README's text with the table of this record in it."""
+def in_page(text: str, record: Record) -> str:
+    """Return the page's text with the table of this record in it."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}{table(record)}{END}{after}"
@@ -173,7 +173,7 @@ def main() -> int:
         others = {key: value for key, value in record.items() if value["suite"] != suite}
         record = dict(sorted({**others, version: row}.items()))
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
-        README.write_text(in_readme(README.read_text(), record))
+        PAGE.write_text(in_page(PAGE.read_text(), record))
         failed += row["failed"]
     return int(bool(failed))
 
