@@ -36,6 +36,7 @@ NAMES = (
     "ssh",
     "remote",
     "live",
+    "profiling",
     "snapshot",
     "logs",
     "diagnose",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from dtslurm.train.run_files import RunFiles
 MOST_STEPS = 1000
 _LONGEST_NAME = 150  # of a run directory in the name of a request: file names have up to 255 bytes
 _LONGEST_REQUEST = 4096
+_REQUEST = re.compile(r"(?P<steps>[0-9]{1,4})\n(?P<trace>/.*)\n(?P<memory>memory\n)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -23,17 +25,20 @@ class StepProfileRequest:
     Attributes:
         steps: number of steps to record.
         trace: the file to write; a file with ``.error`` at its end gets the reason if that is not possible.
+        with_memory: whether allocations are recorded.
     """
 
     steps: int
     trace: Path
+    with_memory: bool = False
 
 
 class StepProfiler:
     """Records steps of this rank with torch.profiler when a request for it appears.
 
-    A request is a file on the rank's node: its number of steps and the path of the trace, a line each. The
-    look for it costs some microseconds per step, and no other rank and no shared file system.
+    A request is a file on the rank's node: its number of steps, the path of the trace, and perhaps "memory",
+    a line each. The look for it costs some microseconds per step, and no other rank and no shared file
+    system.
     """
 
     def __init__(self, run: RunFiles, rank: int) -> None:
@@ -70,7 +75,9 @@ class StepProfiler:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         # The first recorded step is slow, because the profiler starts in it.
         schedule = torch.profiler.schedule(wait=0, warmup=1, active=request.steps, repeat=1)
-        profiler = torch.profiler.profile(activities=activities, schedule=schedule)
+        profiler = torch.profiler.profile(
+            activities=activities, schedule=schedule, profile_memory=request.with_memory
+        )
         try:
             profiler.start()
         except RuntimeError as error:
@@ -118,11 +125,10 @@ def take_request(path: Path) -> StepProfileRequest:
             raise PermissionError(f"{path} belongs to another user, or others may write to it")
         text = file.read(_LONGEST_REQUEST).decode()
     path.unlink()
-    count, _, trace = text.rstrip("\n").partition("\n")
-    steps = int(count)
-    if not 1 <= steps <= MOST_STEPS or not trace.startswith("/"):
+    match = _REQUEST.fullmatch(text)
+    if match is None or not 1 <= int(match["steps"]) <= MOST_STEPS:
         raise ValueError(f"{path} is no request for a profile")
-    return StepProfileRequest(steps, Path(trace))
+    return StepProfileRequest(int(match["steps"]), Path(match["trace"]), match["memory"] is not None)
 
 
 def report_error(trace: Path, error: Exception) -> None:

@@ -42,9 +42,7 @@ def summarize_steps(label: str, operations: Sequence[Operation]) -> RankProfile:
     Communication and the loading of data count where nothing computes at the same time, as Holistic Trace
     Analysis does. On a GPU, its kernels compute; without one, the operators of torch do.
     """
-    steps = [item for item in operations if _STEP.fullmatch(item.name) and item.category == "user_annotation"]
-    start = min((item.start_us for item in steps), default=0.0)
-    end = max((item.end_us for item in steps), default=0.0)
+    start, end = find_steps(operations)
     cut = [item for item in operations if item.end_us > start and item.start_us < end]
     has_gpu = any(item.category in _ON_GPU for item in cut)
     collectives = [item for item in cut if _is_collective(item)]
@@ -73,6 +71,13 @@ def summarize_steps(label: str, operations: Sequence[Operation]) -> RankProfile:
         shares=shares,
         hot_spots=tuple(HotSpot(name, us / total) for name, us in spots if total),
     )
+
+
+def find_steps(operations: Iterable[Operation]) -> Interval:
+    """Return the begin of the first step and the end of the last one; (0, 0) without steps."""
+    steps = [item for item in operations if _STEP.fullmatch(item.name) and item.category == "user_annotation"]
+    start = min((item.start_us for item in steps), default=0.0)
+    return start, max((item.end_us for item in steps), default=0.0)
 
 
 def _is_collective(operation: Operation) -> bool:

@@ -57,6 +57,9 @@ def test_steps_of_ranks_show_the_rank_that_the_others_wait_for(cli: Cli) -> None
         cli("profile", job, "--with", "torch", "--rank", "0", "--steps", "1", "-o", "one", "--json").stdout
     )
     assert [profile["label"] for profile in again["profiles"]] == ["0"]
+    memory = cli("profile", job, "--with", "memory", "--rank", "0", "--steps", "1", "-o", "memory").stdout
+    assert [line.split()[:2] for line in memory.splitlines()] == [["RANK", "DEVICE"], ["0", "CPU"]]
+    assert "aten::mm " in memory
     (cli.folder / "stop").touch()
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
 

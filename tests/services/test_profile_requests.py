@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,15 @@ import pytest
 
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.services.observe.inside import profile
+from dtslurm.services.observe.inside.execute import CommandStreams
 from dtslurm.services.observe.inside.profile import ProfileRequest, record_profiles
 from dtslurm.services.observe.inside.target_process import ProcessSelector
 from tests.waiting import wait_until
 
 
-def start(tmp_path: Path, *, pid: int, limit_s: int = 100) -> subprocess.Popen[str]:
+def start(
+    tmp_path: Path, *, pid: int, limit_s: int = 100, subjects: Sequence[str] = ()
+) -> subprocess.Popen[str]:
     """Start the command as `dtslurm exec` does in the place of rank 3."""
     env = {
         "PATH": os.environ["PATH"],
@@ -25,20 +31,20 @@ def start(tmp_path: Path, *, pid: int, limit_s: int = 100) -> subprocess.Popen[s
         "DTSLURM_PID": str(pid),
         "RANK": "3",
     }
-    argv = ["sh", "-c", profile._RECORD_STEPS, "dtslurm-profile", "2", str(limit_s)]
+    argv = ["sh", "-c", profile._RECORD_STEPS, "dtslurm-profile", "2", str(limit_s), *subjects]
     return subprocess.Popen(
         argv, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
     )
 
 
-def take_request(tmp_path: Path) -> Path:
+def take_request(tmp_path: Path, subjects: Sequence[str] = ()) -> Path:
     """Take the request of a rank as its session does; return the path of the trace."""
     path = tmp_path / "dtslurm-profile-_runs_a b-3"
     wait_until(path.exists)
     assert path.stat().st_mode & 0o777 == 0o600
-    steps, trace = path.read_text().splitlines()
+    steps, trace, *others = path.read_text().splitlines()
     path.unlink()
-    assert steps == "2"
+    assert (steps, others) == ("2", list(subjects))
     return Path(trace)
 
 
@@ -48,9 +54,10 @@ def end_of(process: subprocess.Popen[str], tmp_path: Path) -> tuple[int, str, st
     return process.returncode, out, errors
 
 
-def test_trace_is_printed_in_one_line(tmp_path: Path) -> None:
-    process = start(tmp_path, pid=os.getpid())
-    trace = take_request(tmp_path)
+@pytest.mark.parametrize("subjects", [(), ("memory",)])
+def test_trace_is_printed_in_one_line(tmp_path: Path, subjects: Sequence[str]) -> None:
+    process = start(tmp_path, pid=os.getpid(), subjects=subjects)
+    trace = take_request(tmp_path, subjects)
     part = trace.with_suffix(".part")
     part.write_text('{"traceEvents": []}\n' * 1000)
     part.replace(trace)
@@ -102,3 +109,17 @@ def test_reason_for_a_missing_profile_is_named(
     monkeypatch.setattr(profile, "execute", lambda *args, **options: code)
     with pytest.raises(error, match=message):
         record_profiles(nothing, nothing, ProcessSelector(), request_)
+
+
+def test_profiles_are_in_the_order_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = base64.b64encode(gzip.compress(b"[]")).decode()
+
+    def execute(*args: Any, streams: CommandStreams, **options: Any) -> int:
+        for label in ("10", "server/1", "9", "server/0"):
+            streams.write(f"[{label}] {data}\n".encode(), b"")
+        return 0
+
+    nothing: Any = None
+    monkeypatch.setattr(profile, "execute", execute)
+    recorded = record_profiles(nothing, nothing, ProcessSelector(), ProfileRequest("py-spy", 3))
+    assert [item.summary.label for item in recorded] == ["9", "10", "server/0", "server/1"]

@@ -92,7 +92,22 @@ def test_trace_that_cannot_be_written_does_not_end_the_training(
     assert "dtslurm: steps cannot be profiled: " in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "x\n/trace\n", "0\n/trace\n", "1001\n/trace\n", "3\ntrace\n", "3"])
+def test_allocations_are_recorded_on_request(run: RunFiles, tmp_path: Path) -> None:
+    profiler = StepProfiler(run, 0)
+    path = find_request_path(run, 0)
+    assert path is not None
+    path.write_text(f"1\n{tmp_path}/trace.json\nmemory\n")
+    for _ in range(4):
+        train_step()
+        profiler.end_step()
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    sizes = [event["args"]["Bytes"] for event in events if event["name"] == "[memory]"]
+    assert 64 in sizes  # 4 x 4 numbers of 4 bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x\n/trace\n", "0\n/trace\n", "1001\n/trace\n", "3\ntrace\n", "3", "3\n/trace\nfrog\n"]
+)
 def test_other_files_are_refused_once(run: RunFiles, capfd: pytest.CaptureFixture[str], text: str) -> None:
     profiler = StepProfiler(run, 0)
     path = find_request_path(run, 0)

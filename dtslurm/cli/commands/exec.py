@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,11 +12,15 @@ from dtslurm.cli import completers
 from dtslurm.cli.options import cluster_option, json_option, parse_ranks
 from dtslurm.cli.printing import output
 from dtslurm.errors import RequestInvalid, StoreError
+from dtslurm.model.runs.profile import RankMemory, RankProfile
 from dtslurm.services.observe.inside.execute import CommandStreams, execute
 from dtslurm.services.observe.inside.target_process import ProcessSelector
 from dtslurm.services.runs.runs import find
 from dtslurm.services.runs.tasks import task_of
 from dtslurm.services.wiring.context import Context
+
+if TYPE_CHECKING:
+    from dtslurm.services.observe.inside.profile import Tool
 
 
 class _ExecCommand(click.Command):
@@ -95,16 +99,19 @@ def _write(out: bytes, err: bytes) -> None:
 @click.option(
     "--with",
     "tool",
-    type=click.Choice(["py-spy", "torch"]),
+    type=click.Choice(["py-spy", "torch", "memory"]),
     default="py-spy",
     show_default=True,
-    help="Observe Python stacks, or record the operations and kernels of steps.",
+    help="Observe Python stacks, or record operations and kernels of steps, or also their memory.",
 )
 @click.option(
     "--seconds", type=click.IntRange(1, 60), metavar="N", help="Observe for this long. [default: 10]"
 )
 @click.option(
-    "--steps", type=click.IntRange(1, 100), metavar="N", help="With torch: record these steps. [default: 3]"
+    "--steps",
+    type=click.IntRange(1, 100),
+    metavar="N",
+    help="Record so many steps, without py-spy. [default: 3]",
 )
 @click.option(
     "-o", "--output", "folder", metavar="DIR", help="Write the traces there. [default: profile-JOB-TIME]"
@@ -115,7 +122,7 @@ def _write(out: bytes, err: bytes) -> None:
 def profile(
     ranks: str | None,
     role: str | None,
-    tool: Literal["py-spy", "torch"],
+    tool: Tool,
     seconds: int | None,
     steps: int | None,
     folder: str | None,
@@ -126,10 +133,16 @@ def profile(
     """Profile ranks of the running JOB without a restart.
 
     It prints where each rank spends its time, and which rank the others wait for. The traces open in
-    https://ui.perfetto.dev. py-spy must be installed in the environment of the job. With torch, its training
-    loop must call end_step of dtslurm.train.
+    https://ui.perfetto.dev. py-spy must be installed in the environment of the job. With torch and memory,
+    its training loop must call end_step of dtslurm.train.
     """
-    from dtslurm.cli.printing.profile_rows import explain_straggler, profile_columns, profile_row
+    from dtslurm.cli.printing.profile_rows import (
+        MEMORY_COLUMNS,
+        explain_straggler,
+        memory_row,
+        profile_columns,
+        profile_row,
+    )
     from dtslurm.services.observe.inside.profile import ProfileRequest, record_profiles
 
     unused = "steps" if tool == "py-spy" else "seconds"
@@ -155,7 +168,12 @@ def profile(
     if as_json:
         output.document(profiles=summaries, folder=str(path))
         return
-    output.table(profile_columns(summaries), [profile_row(summary) for summary in summaries])
-    if text := explain_straggler(summaries):
+    memories = [summary for summary in summaries if isinstance(summary, RankMemory)]
+    profiles = [summary for summary in summaries if isinstance(summary, RankProfile)]
+    if memories:
+        output.table(MEMORY_COLUMNS, [memory_row(memory) for memory in memories])
+    else:
+        output.table(profile_columns(profiles), [profile_row(profile) for profile in profiles])
+    if text := explain_straggler(profiles):
         output.say(text)
     output.note(f"traces, for https://ui.perfetto.dev: {path}")

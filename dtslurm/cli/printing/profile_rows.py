@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtslurm.model.runs.profile import KINDS, RankProfile
+from dtslurm.model.runs.profile import KINDS, RankMemory, RankProfile
+from dtslurm.presentation.quantities import format_bytes
 from dtslurm.views.profile import find_straggler
 
 _TITLES = {
@@ -14,6 +15,24 @@ _TITLES = {
     "checkpoint": "CKPT",
     "other": "OTHER",
 }
+
+
+MEMORY_COLUMNS = ("RANK", "DEVICE", "PEAK", "RESERVED", "GROWTH", "MOST ALLOCATED BY")
+
+
+def memory_row(memory: RankMemory) -> tuple[str, ...]:
+    """Return the row of the memory of a rank."""
+    reserved = format_bytes(memory.reserved) if memory.reserved else "-"
+    growth = f"{'-' if memory.growth < 0 else '+'}{format_bytes(abs(memory.growth))}"
+    spots = memory.spots[:1]
+    return (
+        memory.label,
+        memory.device,
+        format_bytes(memory.peak),
+        reserved,
+        growth,
+        *(f"{spot.operator} {format_bytes(spot.size)}" for spot in spots),
+    )
 
 
 def profile_columns(profiles: Sequence[RankProfile]) -> tuple[str, ...]:

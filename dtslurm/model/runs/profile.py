@@ -39,3 +39,32 @@ class RankProfile:
     seconds: float
     shares: Mapping[str, float]
     hot_spots: tuple[HotSpot, ...]
+
+
+@dataclass(frozen=True)
+class MemorySpot:
+    """An operator of torch, and the bytes that it allocated in all steps, also if it released them again."""
+
+    operator: str
+    size: int
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The memory that the steps of one rank took on a device.
+
+    Attributes:
+        label: as in `RankProfile`.
+        device: "CPU", or "GPU" with its number among those of the rank.
+        peak: most bytes of tensors at one time; on the CPU, without those from before the profile.
+        reserved: most bytes that torch had got from the device; 0 on the CPU.
+        growth: bytes of tensors that were there after the steps and not before.
+        spots: the operators that allocated most, the largest first.
+    """
+
+    label: str
+    device: str
+    peak: int
+    reserved: int
+    growth: int
+    spots: tuple[MemorySpot, ...]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.runs.live import StackFrame
-from dtslurm.model.runs.profile import RankProfile
+from dtslurm.model.runs.profile import RankMemory, RankProfile
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
@@ -23,14 +22,16 @@ from dtslurm.services.observe.inside.execute import CommandStreams, execute
 from dtslurm.services.observe.inside.target_process import ProcessSelector
 from dtslurm.services.wiring.context import Context
 from dtslurm.views.profile import TraceEvent, summarize
+from dtslurm.views.step_memory import Allocation, summarize_memory
 from dtslurm.views.step_profile import Operation, summarize_steps
 
+Tool = Literal["py-spy", "torch", "memory"]
 _MISSING = 127
 _NOT_TAKEN = 4
 _LABEL = re.compile(rb"\[([A-Za-z0-9_/-]+)\] (.*)")
 _LARGEST_TRACE = 1 << 26  # bytes; reading more would take gigabytes of memory
 _LONGEST_STEP_S = 120
-_LATEST_US = 1e18
+_LARGEST_NUMBER = 1e18
 # py-spy may be beside the Python of the rank, which need not be on PATH. It does not stop the rank.
 _RECORD = """\
 python=$(tr '\\0' '\\n' <"/proc/$DTSLURM_PID/cmdline" | head -n 1)
@@ -50,7 +51,8 @@ name=$(printf %s "$DTSLURM_RUN_DIR" | tr / _ | tail -c 150)
 request=${TMPDIR:-/tmp}/dtslurm-profile-$name-${RANK:-0}
 trap 'rm -rf "$folder" "$request"' EXIT
 trap 'exit 1' HUP INT TERM
-printf '%s\\n%s\\n' "$1" "$folder/trace.json" >"$folder/request" && mv -f "$folder/request" "$request" || exit
+printf '%s\\n' "$1" "$folder/trace.json" ${3:+"$3"} >"$folder/request" || exit
+mv -f "$folder/request" "$request" || exit
 waited=0
 until [ -e "$folder/trace.json" ]; do
   if [ -e "$folder/trace.json.error" ]; then cat "$folder/trace.json.error" >&2; exit 1; fi
@@ -74,7 +76,7 @@ class RecordedProfile:
         trace: the trace of all its threads in the JSON format of Chrome, which Perfetto opens.
     """
 
-    summary: RankProfile
+    summary: RankProfile | RankMemory
     trace: bytes
 
 
@@ -83,11 +85,11 @@ class ProfileRequest:
     """What to record.
 
     Attributes:
-        tool: what records it.
+        tool: what records it: py-spy, torch.profiler, or torch.profiler with allocations of memory.
         amount: seconds of py-spy, steps of torch.
     """
 
-    tool: Literal["py-spy", "torch"]
+    tool: Tool
     amount: int
 
 
@@ -112,9 +114,10 @@ def record_profiles(
         outputs.extend(out)
         problems.extend(err)
 
-    is_of_torch = request.tool == "torch"
+    is_of_torch = request.tool != "py-spy"
     script = _RECORD_STEPS if is_of_torch else _RECORD
     command = ["sh", "-c", script, "dtslurm-profile", str(request.amount), str(_LONGEST_STEP_S)]
+    command += ["memory"] if request.tool == "memory" else []
     streams = CommandStreams(write, has_labels=True)
     code = execute(context, record, target, command, task=task, streams=streams)
     if code == _MISSING:
@@ -125,7 +128,7 @@ def record_profiles(
     if code == _NOT_TAKEN and is_of_torch:
         raise RequestInvalid(
             [f"no rank has ended a step of dtslurm.train within {_LONGEST_STEP_S} s"],
-            hint="--with torch needs a training loop that calls end_step; --with py-spy needs none",
+            hint=f"--with {request.tool} needs a training loop that calls end_step; --with py-spy needs none",
         )
     if code:
         text = bytes(problems).decode("utf-8", "replace")
@@ -136,8 +139,15 @@ def record_profiles(
             if "ermission" in text and not is_of_torch
             else "",
         )
-    lines = _LABEL.findall(bytes(outputs))
-    return [_interpret(request.tool, label.decode(), data) for label, data in lines]
+    lines = [(label.decode(), data) for label, data in _LABEL.findall(bytes(outputs))]
+    lines.sort(key=lambda line: _order_of(line[0]))
+    return [_interpret(request.tool, label, data) for label, data in lines]
+
+
+def _order_of(label: str) -> tuple[str, int]:
+    """Return the key by which ranks and instances are sorted."""
+    role, _, number = label.rpartition("/")
+    return role, int(number) if number.isdecimal() else 0
 
 
 def _interpret(tool: str, label: str, data: bytes) -> RecordedProfile:
@@ -147,11 +157,14 @@ def _interpret(tool: str, label: str, data: bytes) -> RecordedProfile:
         raise answers.invalid(tool, f"damaged data ({error})") from error
     trace = answers.unpack(packed, tool, limit=_LARGEST_TRACE)
     document = answers.parse_json(trace, tool, limit=_LARGEST_TRACE)
-    if tool == "torch":
+    if tool != "py-spy":
         events = document.get("traceEvents") if isinstance(document, dict) else None
         if not isinstance(events, list):
             raise answers.invalid(tool, "JSON without the list traceEvents")
-        return RecordedProfile(summarize_steps(label, list(_read_operations(events))), trace)
+        operations = list(_read_operations(events))
+        if tool == "memory":
+            return RecordedProfile(summarize_memory(label, operations, _read_allocations(events)), trace)
+        return RecordedProfile(summarize_steps(label, operations), trace)
     if not isinstance(document, list):
         raise answers.invalid(tool, "JSON that is not a list")
     return RecordedProfile(summarize(label, _read_events(document)), trace)
@@ -162,22 +175,50 @@ def _read_operations(values: list[Any]) -> Iterator[Operation]:
     for value in values:
         if not isinstance(value, dict) or value.get("ph") != "X":
             continue
-        name, category, start_us, length_us = (value.get(key) for key in ("name", "cat", "ts", "dur"))
-        if not (isinstance(name, str) and isinstance(category, str)):
+        name, category = value.get("name"), value.get("cat")
+        start_us, length_us = _read_number(value.get("ts")), _read_number(value.get("dur"))
+        if not (isinstance(name, str) and isinstance(category, str)) or start_us is None or length_us is None:
             continue
-        if not all(
-            isinstance(number, (int, float)) and math.isfinite(number) and abs(number) < _LATEST_US
-            for number in (start_us, length_us)
-        ):
-            continue
-        start = float(start_us or 0)
         yield Operation(
             name=_clean(name),
             category=category,
-            thread=f"{value.get('pid')} {value.get('tid')}",
-            start_us=start,
-            end_us=start + max(0.0, float(length_us or 0)),
+            thread=_name_thread(value),
+            start_us=start_us,
+            end_us=start_us + max(0.0, length_us),
         )
+
+
+def _read_allocations(values: list[Any]) -> Iterator[Allocation]:
+    """Yield the allocations of a trace; events of another form are left out."""
+    names = ("Device Type", "Device Id", "Bytes", "Total Allocated", "Total Reserved")
+    for value in values:
+        if not isinstance(value, dict) or value.get("name") != "[memory]":
+            continue
+        details = value.get("args")
+        numbers = [_read_number(details.get(name)) for name in names] if isinstance(details, dict) else [None]
+        time_us = _read_number(value.get("ts"))
+        known = [int(number) for number in numbers if number is not None]
+        if time_us is None or len(known) < len(names):
+            continue
+        device_type, device, size, allocated, reserved = known
+        yield Allocation(
+            time_us=time_us,
+            thread=_name_thread(value),
+            device_type=device_type,
+            device=device,
+            size=size,
+            allocated=allocated,
+            reserved=reserved,
+        )
+
+
+def _name_thread(event: dict[str, Any]) -> str:
+    return f"{event.get('pid')} {event.get('tid')}"
+
+
+def _read_number(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < _LARGEST_NUMBER else None  # not of NaN
 
 
 def _read_events(values: list[Any]) -> Iterator[TraceEvent]:
