@@ -14,7 +14,7 @@ _ON_CPU = 0  # in c10::DeviceType
 
 
 @dataclass(frozen=True)
-class Allocation:
+class MemoryEvent:
     """An allocation, or with negative ``size`` a release, of torch's allocator.
 
     Attributes:
@@ -36,7 +36,7 @@ class Allocation:
 
 
 def summarize_memory(
-    label: str, operations: Sequence[Operation], allocations: Iterable[Allocation]
+    label: str, operations: Sequence[Operation], allocations: Iterable[MemoryEvent]
 ) -> RankMemory:
     """Return the memory of the steps of a rank: of its GPU if it used one, else of the CPU."""
     start, end = find_steps(operations)
@@ -59,8 +59,8 @@ def summarize_memory(
 
 
 def _name_operations(
-    operations: Iterable[Operation], allocations: Iterable[Allocation]
-) -> Iterator[tuple[str, Allocation]]:
+    operations: Iterable[Operation], allocations: Iterable[MemoryEvent]
+) -> Iterator[tuple[str, MemoryEvent]]:
     """Yield each allocation after the name of the innermost operator around it."""
     threads: defaultdict[str, list[Operation]] = defaultdict(list)
     for operation in operations:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dtslurm.cli.printing.profile_rows import MEMORY_COLUMNS, memory_row
 from dtslurm.model.runs.profile import MemorySpot
-from dtslurm.views.step_memory import Allocation, summarize_memory
+from dtslurm.views.step_memory import MemoryEvent, summarize_memory
 from tests.diagnose.test_step_profile import operation, steps
 
 MIB = 1 << 20
@@ -12,9 +12,9 @@ MIB = 1 << 20
 
 def allocation(
     time: float, size: int, allocated: int, *, gpu: int | None = None, reserved: int = 0, thread: str = "1 1"
-) -> Allocation:
+) -> MemoryEvent:
     """An allocation of so many MiB, after which so many are allocated."""
-    return Allocation(
+    return MemoryEvent(
         time_us=time,
         thread=thread,
         device_type=0 if gpu is None else 1,

@@ -22,7 +22,7 @@ from dtslurm.services.observe.inside.execute import CommandStreams, execute
 from dtslurm.services.observe.inside.target_process import ProcessSelector
 from dtslurm.services.wiring.context import Context
 from dtslurm.views.profile import TraceEvent, summarize
-from dtslurm.views.step_memory import Allocation, summarize_memory
+from dtslurm.views.step_memory import MemoryEvent, summarize_memory
 from dtslurm.views.step_profile import Operation, summarize_steps
 
 Tool = Literal["py-spy", "torch", "memory"]
@@ -188,7 +188,7 @@ def _read_operations(values: list[Any]) -> Iterator[Operation]:
         )
 
 
-def _read_allocations(values: list[Any]) -> Iterator[Allocation]:
+def _read_allocations(values: list[Any]) -> Iterator[MemoryEvent]:
     """Yield the allocations of a trace; events of another form are left out."""
     names = ("Device Type", "Device Id", "Bytes", "Total Allocated", "Total Reserved")
     for value in values:
@@ -201,7 +201,7 @@ def _read_allocations(values: list[Any]) -> Iterator[Allocation]:
         if time_us is None or len(known) < len(names):
             continue
         device_type, device, size, allocated, reserved = known
-        yield Allocation(
+        yield MemoryEvent(
             time_us=time_us,
             thread=_name_thread(value),
             device_type=device_type,
