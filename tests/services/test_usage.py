@@ -186,6 +186,30 @@ def test_restarts_of_a_job_count_as_one_job() -> None:
     assert (row.jobs, row.gpu_hours_held) == (1, 8)
 
 
+def test_components_of_a_heterogeneous_job_count_as_one_job_and_array_tasks_do_not() -> None:
+    components = [accounted_job(job_id="17+0"), accounted_job(job_id="17+1", gpus=2)]
+    row = total("all", components, usage_of())
+    assert (row.jobs, row.gpu_hours_held) == (1, 6)
+    assert total("all", [accounted_job(job_id=f"17_{task}") for task in range(2)], usage_of()).jobs == 2
+
+
+def test_samples_of_a_heterogeneous_job_belong_to_all_its_components(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = SimpleNamespace(
+        ok=True, stdout=sacct_line(JobID="17+0") + "\n" + sacct_line(JobID="17+1") + "\n", stderr=""
+    )
+    cluster = SimpleNamespace(
+        name="a",
+        profile=SimpleNamespace(scheduler="slurm", node_types={}),
+        transport=SimpleNamespace(run=lambda *_, **__: answer),
+    )
+    monkeypatch.setattr(service, "recent", lambda *_: [])
+    monkeypatch.setattr(service, "_clusters", lambda *_: [cluster])
+    gpu_time = GpuTime(used=0.5, idle=0.1, power_w=None)
+    monkeypatch.setattr(service, "_samples", lambda *_: {"17": gpu_time})
+    seen = service.usage(Context(clock=lambda: NOW))
+    assert [item.gpu_time for item in seen.held] == [gpu_time, gpu_time]
+
+
 def test_the_since_option_accepts_durations_and_dates() -> None:
     assert _period("30d", NOW) == (NOW - 30 * 86400, "now-30days")
     assert _period("12h", NOW) == (NOW - 12 * HOUR, "now-12hours")

@@ -18,6 +18,7 @@ from dtslurm.services.runs.runs import recent
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.remote_query import find_worker_host, query_worker
 from dtslurm.slurm import accounting
+from dtslurm.slurm.arrays import base_id
 from dtslurm.transport.base import QUERY_ENVIRONMENT
 
 GROUPS = ("account", "user", "name", "cluster", "week")
@@ -84,7 +85,7 @@ def usage(
         except DtslurmError as error:  # the allocation is known without the samples, only the use is not
             errors.append(_describe_error(active, error))
         for use in uses:
-            gpu_time = samples.get(use.job_id.partition("_")[0])
+            gpu_time = samples.get(base_id(use.job_id))
             hourly = price(active.profile, use.gpu_type)
             jobs.append(AccountedJob(active.name, use, gpu_time, *(hourly or (None, ""))))
     return Usage(start, now, tuple(jobs), tuple(errors))
@@ -122,7 +123,7 @@ def _clusters(context: Context, records: Sequence[JobRecord], name: str | None) 
 
 def _samples(context: Context, records: Sequence[JobRecord], uses: Sequence[JobUse]) -> dict[str, GpuTime]:
     """Return the sampled GPU use of the user's runs on one cluster, by job id."""
-    gpu_uses = {use.job_id.partition("_")[0]: use for use in uses if use.gpus}
+    gpu_uses = {base_id(use.job_id): use for use in uses if use.gpus}
     own_records = [
         record
         for record in records
@@ -205,7 +206,7 @@ def total(name: str, items: Iterable[AccountedJob], period_usage: Usage) -> Usag
     currencies: set[str] = set()
     for item in items:
         job_use, gpu_time = item.use, item.gpu_time
-        jobs.add((item.cluster, job_use.job_id))
+        jobs.add((item.cluster, job_use.job_id.partition("+")[0]))  # not each part of a heterogeneous job
         hours = _hours_in_period(job_use, period_usage)
         requested_h += job_use.gpus_asked * (job_use.limit_s or 0) / 3600
         held_h += job_use.gpus * hours
