@@ -58,3 +58,103 @@ def test_utilization_history_samples_a_long_file_over_its_whole_length(tmp_path:
 
 def test_utilization_history_without_samples_has_no_rows(tmp_path: Path) -> None:
     assert utilization_history.heat(str(tmp_path), 0, 8)["rows"] == []
+
+
+def heat_of(folder: Path, records: list[Any], columns: int = 8) -> dict[str, Any]:
+    write(folder, 0, records)
+    return utilization_history.heat(str(folder), 0, columns)
+
+
+def test_utilization_history_answers_for_the_requested_attempt(tmp_path: Path) -> None:
+    write(tmp_path, 0, [record(1000, "n1", 20), record(1001, "n1", 40)])
+    request = {"run_dir": str(tmp_path), "attempt": "0", "columns": "1"}
+    assert utilization_history.answer(request)["rows"][0]["values"] == [30.0]
+    assert utilization_history.answer({**request, "attempt": "1"})["rows"] == []
+
+
+def test_utilization_history_lists_nodes_by_number(tmp_path: Path) -> None:
+    for node in (10, 2):
+        write(tmp_path, node, [{**record(1000, f"n{node}", 50), "node_rank": node}])
+    rows = utilization_history.heat(str(tmp_path), 0, 4)["rows"]
+    assert [(row["node"], row["node_rank"]) for row in rows] == [
+        ("n2", 2),
+        ("n2", 2),
+        ("n10", 10),
+        ("n10", 10),
+    ]
+
+
+def test_utilization_history_lists_gpus_by_number_and_then_the_cpus(tmp_path: Path) -> None:
+    gpus = [{"index": index, "util": index} for index in (10, 2, 0)]
+    rows = heat_of(tmp_path, [{"time": 1000, "node": "n1", "cpu_percent": 1, "gpus": gpus}])["rows"]
+    assert [row["what"] for row in rows] == ["gpu 0", "gpu 2", "gpu 10", "cpu"]
+
+
+def test_utilization_history_shows_an_idle_gpu_as_zero(tmp_path: Path) -> None:
+    gpu = {"index": 0, "util": 0, "memory_used": 0, "memory_total": 1, "power_w": 0}
+    row, cpu = heat_of(tmp_path, [{"time": 1000, "cpu_percent": 0, "gpus": [gpu]}])["rows"]
+    assert (row["values"], row["memory"], row["power_w"]) == ([0.0], 0.0, 0.0)
+    assert (cpu["values"], cpu["memory"], cpu["power_w"]) == ([0.0], None, None)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"memory_used": -1, "memory_total": 80, "power_w": -1},
+        {"memory_used": 20, "memory_total": 0, "power_w": None},
+        {"memory_used": 20, "memory_total": -1, "power_w": float("inf")},
+    ],
+)
+def test_utilization_history_leaves_out_what_a_gpu_does_not_report(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    silent = {"index": 1, "memory_used": 20, "memory_total": 80}
+    gpus = ["?", {"index": 0, "util": 50, **values}, silent]
+    (row,) = heat_of(tmp_path, [{"time": 1000, "gpus": gpus}])["rows"]
+    assert (row["what"], row["values"], row["memory"], row["power_w"]) == ("gpu 0", [50.0], None, None)
+
+
+def test_utilization_history_has_the_peak_memory_and_mean_power_of_a_gpu(tmp_path: Path) -> None:
+    uses = [(20, 100), (60, 150), (40, 151), (40, 301)]
+    gpus = [{"index": 0, "util": 5, "memory_used": used, "memory_total": 80, "power_w": watts}
+            for used, watts in uses]  # fmt: skip
+    (row,) = heat_of(tmp_path, [{"time": 1000 + n, "gpus": [gpu]} for n, gpu in enumerate(gpus)])["rows"]
+    assert (row["memory"], row["power_w"]) == (0.75, 175.5)
+
+
+def test_utilization_history_of_a_short_run_has_a_column_for_each_sample(tmp_path: Path) -> None:
+    result = heat_of(tmp_path, [record(1000, "n1", 33.33), record(1060, "n1", 66.66)], columns=8)
+    assert result["rows"][0]["values"] == [33.3, 66.7]
+
+
+def test_utilization_history_leaves_out_impossible_times(tmp_path: Path) -> None:
+    times = [0, -5, 1e11, 1000, 1001]
+    result = heat_of(tmp_path, [record(time, "n1", 50) for time in times])
+    assert (result["from"], result["to"], result["rows"][0]["values"]) == (1000, 1001, [50.0, 50.0])
+
+
+def test_utilization_history_leaves_out_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    write(tmp_path, 1, [record(1000, "n2", 50)])
+    (tmp_path / "metrics/0/node-0.jsonl").symlink_to("nowhere")
+    rows = utilization_history.heat(str(tmp_path), 0, 4)["rows"]
+    assert [(row["node"], row["values"]) for row in rows] == [("n2", [50.0]), ("n2", [10.0])]
+
+
+@pytest.mark.parametrize(
+    ("lines", "count", "read"),
+    [
+        (8, 4, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (9, 4, [0, 3, 5, 8]),  # of the pieces, the first whole line
+        (100, 4, [0, 33, 66, 99]),
+        (100, 1, [0]),
+    ],
+)
+def test_utilization_history_reads_a_long_file_at_even_distances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, count: int, read: list[int]
+) -> None:
+    monkeypatch.setattr(utilization_history, "PIECE", 128)
+    path = tmp_path / "node-0.jsonl"
+    path.write_text("".join(json.dumps({"time": 1000 + n}).ljust(63) + "\n" for n in range(lines)))
+    records = utilization_history.records(str(path), count)
+    assert [int(record["time"]) - 1000 for record in records] == read
