@@ -623,3 +623,128 @@ def test_a_log_of_unlike_lines_is_given_up_after_some_blocks() -> None:
     with pytest.raises(search.TooManyLineKinds):
         words.words_in(data.upper(), 1)
     assert words.words_in(data.swapcase().replace(b"A", b"?"), None)[0] == []
+
+
+def words_at(path: Path, size: int, offsets: list[int]) -> list[tuple[int, int]]:
+    """Write a log with a word at some offsets, and return the number and offset of each line found."""
+    with path.open("wb") as file:
+        for offset in offsets:
+            file.seek(offset - 1 if offset else 0)
+            file.write(b"\nword\n" if offset else b"word\n")
+        file.truncate(size)  # of holes between the lines
+    [matches] = search.Search([b"word"]).candidates([str(path)]).values()
+    return [(number, offset) for number, offset, _ in matches]
+
+
+def test_one_mib_of_the_head_and_16_of_the_tail_of_a_huge_log_are_searched(tmp_path: Path) -> None:
+    mib, size = 1 << 20, (64 << 20) + 100
+    offsets = [0, mib - 5, mib + 100, size - 17 * mib, size - 16 * mib + 1, size - 5]
+    found = words_at(tmp_path / "log", size, offsets)
+    assert found == [(1, 0), (3, offsets[1]), (9, offsets[4]), (11, offsets[5])]
+
+
+@pytest.mark.parametrize(("whole", "numbers"), [(5000, [1, 3, 5]), (4999, [1, 5])])
+def test_the_middle_of_a_log_is_searched_up_to_a_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: int, numbers: list[int]
+) -> None:
+    monkeypatch.setattr(search, "WHOLE", whole)
+    monkeypatch.setattr(search, "HEAD", 100)
+    monkeypatch.setattr(search, "TAIL", 100)
+    found = words_at(tmp_path / "log", 5000, [0, 2500, 4980])
+    assert [number for number, _ in found] == numbers
+
+
+def test_a_log_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"word\n")
+    paths = [str(tmp_path / name) for name in ("none", "log")]
+    assert search.Search([b"word"]).candidates(paths) == {paths[0]: [], paths[1]: [(1, 0, b"word")]}
+    assert search.Search([b"word"]).search_tail(paths[0], 100) == []
+
+
+def test_a_log_that_is_truncated_during_the_search_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"a\nword\n")
+    with (tmp_path / "log").open("rb") as file:
+        assert search.Search([b"word"]).within(file.fileno(), 0, 1000, 7) == [(8, 2, b"word")]
+
+
+@pytest.mark.parametrize(
+    ("count", "tail", "expected"),
+    [
+        (9, 1000, range(9)),
+        (10, 1000, range(10)),
+        (13, 1000, [0, 1, *range(3, 13)]),
+        (300, 16, [0, 1, 298, 299]),
+        (10, 0, [0, 1]),
+    ],
+)
+def test_the_first_and_last_lines_that_grep_finds_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, tail: int, expected: Any
+) -> None:
+    monkeypatch.setattr(search, "FIRST", 2)
+    monkeypatch.setattr(search, "MANY", 10)
+    monkeypatch.setattr(search, "TAIL", tail)
+    lines = [b"word%3d" % number for number in range(count)]
+    (tmp_path / "log").write_bytes(b"\n".join(lines) + b"\n")
+    [matches] = search.Search([b"word"]).of_unlike([str(tmp_path / "log")]).values()
+    assert matches == [(number + 1, 8 * number, lines[number]) for number in expected]
+
+
+@pytest.mark.parametrize("end", ["kill -9 $$", "exit 3"])
+def test_logs_are_searched_without_a_grep_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    (tmp_path / "grep").write_text(f"#!/bin/sh\ncat >/dev/null\n{end}\n")
+    (tmp_path / "grep").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(search, "WHOLE", 7)
+    (tmp_path / "log").write_bytes(b"word 1\nword 2\n")
+    path = str(tmp_path / "log")
+    assert search.Search([b"word"]).of_unlike([path]) == {path: [(2, 7, b"word 2")]}
+
+
+def test_grep_finds_any_text_in_logs_of_any_name(tmp_path: Path) -> None:
+    names = ["-e:1:x", "none", os.fsdecode(b"\xff\n"[:1]), "without"]
+    paths = [str(tmp_path / name) for name in names]
+    Path(paths[0]).write_bytes(b"a\n\0 1:2:red:\xff\nblue")
+    Path(paths[2]).write_bytes(b"red\n")
+    Path(paths[3]).write_bytes(b"green\n")
+    expected = {paths[0]: [(2, 2, b"\0 1:2:red:\xff"), (3, 14, b"blue")], paths[2]: [(1, 0, b"red")]}
+    assert search.by_grep(paths, [b"red", b"blue"]) == expected
+    everything = search.Search([b"red", b"blue"]).of_unlike(paths)
+    assert everything == {**expected, paths[1]: [], paths[3]: []}
+
+
+def test_a_line_with_several_words_is_found_once() -> None:
+    expected = [(1, 0, b"red blue red"), (3, 14, b"blue")]
+    assert search.lines_with(b"red blue red\n\nblue", [b"blue", b"red"], 0, 1) == expected
+
+
+def test_a_limited_number_of_harmless_kinds_of_lines_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "KNOWN", 3)
+    words = search.Search([b"word"])
+    for data in (b"a\n", b"b\nc\n", b"d\n"):
+        assert words.words_in(data, None)[0] == []
+    assert words.harmless == {b"", b"a", b"b", b"c"}
+
+
+@pytest.mark.parametrize(("length", "unlike"), [(1142, 0), (1143, 1)])
+def test_a_block_is_unlike_if_its_new_kinds_exceed_a_share(length: int, unlike: int) -> None:
+    words = search.Search([b"word"])
+    assert words.words_in(b"x" * length, None) == ([], 0)
+    assert words.unlike == unlike
+    words.words_in(b"y" * 100, None)
+    assert words.unlike == unlike
+
+
+def test_a_new_log_is_not_judged_by_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "PIECE", 4000)
+    monkeypatch.setattr(search, "by_grep", lambda *_: pytest.fail("the logs were given up"))
+    paths = [str(tmp_path / name) for name in "ab"]
+    for path, letters in zip(paths, ("abcd", "efgh"), strict=True):
+        text = "".join(f"{letter}" * 3999 + "\n" for letter in letters)
+        Path(path).write_text(text)
+    assert search.Search([b"word"]).candidates(paths) == {path: [] for path in paths}
+    with Path(paths[1]).open("a") as file:
+        file.write("".join(letter * 3999 + "\n" for letter in "ijklm"))
+    with pytest.raises(search.TooManyLineKinds):
+        search.Search([b"word"]).of_file(paths[1])
