@@ -12,6 +12,7 @@ import sys
 import time
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -748,3 +749,152 @@ def test_a_new_log_is_not_judged_by_the_one_before(tmp_path: Path, monkeypatch: 
         file.write("".join(letter * 3999 + "\n" for letter in "ijklm"))
     with pytest.raises(search.TooManyLineKinds):
         search.Search([b"word"]).of_file(paths[1])
+
+
+def test_only_lines_between_two_offsets_are_searched(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"".join(b"word %d\n" % number for number in range(9)))
+    with (tmp_path / "log").open("rb") as file:
+        matches = search.Search([b"word"]).within(file.fileno(), 14, 28, 3)
+    assert matches == [(3, 14, b"word 2"), (4, 21, b"word 3")]
+
+
+# ---- hits of signatures ----
+
+
+def signature_hits(folder: Path, data: bytes, *patterns: str) -> list[list[Any]]:
+    """Return the hits in a log of signatures with the word ``bad``."""
+    (folder / "rank-0.log").write_bytes(data)
+    signatures = [
+        evidence_hits.LogSignature(number, {"words": ["bad"], "match": pattern.split("&")})
+        for number, pattern in enumerate(patterns)
+    ]
+    [log] = evidence_hits.scan([str(folder / "rank-0.log")], signatures)
+    rows: list[list[Any]] = log.get("hits", [])
+    return rows
+
+
+def test_a_hit_has_all_that_is_known_of_its_line(tmp_path: Path) -> None:
+    data = b"one\n[rank3]: 2026-03-04 05:06:07 bad  disk \xff on n1\nlast\n"
+    stamp = time.mktime((2026, 3, 4, 5, 6, 7, 0, 0, -1))
+    text = "2026-03-04 05:06:07 bad  disk \ufffd on n1"
+    [hit] = signature_hits(tmp_path, data, r"^never$&bad (?P<what>.*) on (?P<node>\w+)(?P<more>x?)")
+    rest = len(data) - 4 - len(text)
+    assert hit == [0, 2, text, {"what": "disk \ufffd", "node": "n1"}, stamp, 1, False, rest]
+
+
+def test_the_first_and_the_last_two_hits_of_a_signature_are_returned_with_their_count(tmp_path: Path) -> None:
+    data = b"".join(b"bad %d\nnot bad\n" % number for number in range(6))
+    rows = signature_hits(tmp_path, data, "^bad", "bad 3")
+    assert [(key, line, count) for key, line, _, _, _, count, *_ in rows] == [
+        (0, 1, 6), (1, 7, 1), (0, 9, 6), (0, 11, 6),
+    ]  # fmt: skip
+
+
+def test_all_signatures_that_match_a_line_are_hits(tmp_path: Path) -> None:
+    rows = signature_hits(tmp_path, b"bad a\nbad b\n", "bad b", "never", "bad", "b$&a$")
+    assert [(key, line) for key, line, *_ in rows] == [(2, 1), (3, 1), (0, 2), (2, 2), (3, 2)]
+
+
+def test_lines_about_excluded_nodes_are_no_hits(tmp_path: Path) -> None:
+    data = b"dtslurm: health: node n1 is bad\nbad\n dtslurm: health: node bad\n"
+    assert [line for _, line, *_ in signature_hits(tmp_path, data, "bad")] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        (b"x" * 1996 + b" bad", True),
+        (b"x" * 1997 + b" bad", False),
+        (b"\r".join([b"step bad", *[b"step"] * 199]), True),
+        (b"\r".join([b"step bad", *[b"step"] * 200]), False),
+        (b"step\r" + b"x" * 1996 + b" bad\rstep", True),
+        (b"step\r" + b"x" * 1997 + b" bad\rstep", False),
+    ],
+)
+def test_a_limited_part_of_a_line_is_matched(tmp_path: Path, line: bytes, is_found: bool) -> None:
+    assert bool(signature_hits(tmp_path, line + b"\n", " bad")) is is_found
+
+
+def test_a_rank_with_a_log_of_its_own_is_not_read_from_the_log_of_its_node(tmp_path: Path) -> None:
+    lines = [encode_lines(rank, b"bad of node\n", 5.0) for rank in (0, 1, 2)]
+    (tmp_path / "ranks-0.log").write_bytes(b"".join(lines))
+    (tmp_path / "ranks-1.log").symlink_to("nowhere")
+    (tmp_path / "rank-1.log").write_bytes(b"bad of rank\n")
+    (tmp_path / "supervisor.log").write_bytes(b"bad\n")
+    paths = [str(tmp_path / name) for name in ("ranks-1.log", "ranks-0.log", "rank-1.log", "supervisor.log")]
+    signature = evidence_hits.LogSignature(0, {"words": ["bad"], "match": ["bad"]})
+    logs = evidence_hits.scan([*paths, str(tmp_path / "gone.log")], [signature])
+    assert [(log["rank"], [hit[2] for hit in log.get("hits", [])]) for log in logs] == [
+        (1, ["bad of rank"]), (None, ["bad"]), (None, []), (0, ["bad of node"]), (2, ["bad of node"]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [OSError, ImportError])
+def test_logs_are_read_by_one_process_where_no_others_can_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(evidence_hits, "WORTHWHILE", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    context = SimpleNamespace(Pool=refuse)
+    monkeypatch.setattr(evidence_hits, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
+    assert [line for _, line, *_ in signature_hits(tmp_path, b"bad\n", "bad")] == [1]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "size", "workers"), [(8, 399, 3), (8, 400, 4), (8, 900, 4), (2, 900, 2), (8, 200, 2)]
+)
+def test_large_logs_are_read_by_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: int, size: int, workers: int
+) -> None:
+    started: list[int] = []
+
+    def pool(count: int, *_: object) -> None:
+        started.append(count)
+        raise OSError
+
+    monkeypatch.setattr(evidence_hits, "WORTHWHILE", 100)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cpus)))
+    context = SimpleNamespace(Pool=pool)
+    monkeypatch.setattr(evidence_hits, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
+    signature_hits(tmp_path, b"x" * 199, "bad")
+    assert started == []
+    signature_hits(tmp_path, b"x" * size, "bad")
+    assert started == [workers]
+
+
+# ---- all evidence of an attempt ----
+
+
+def test_all_that_an_attempt_left_is_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.nice", lambda _: None)
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_bavail=300, f_frsize=4096))
+    run = tmp_path / "run[1]"
+    for folder in ("logs/2", "logs/1", "ranks/2"):
+        (run / folder).mkdir(parents=True)
+    for name in ("logs/2/b.log", "logs/2/a.log", "logs/2/c.txt", "logs/1/d.log"):
+        (run / name).touch()
+    (run / "logs/2/manifest.json").write_text('{"nodes": 2}')
+    (run / "events.jsonl").write_text('{"event": "a"}\n{"event": "b"}\n')
+    (tmp_path / "slurm.out").touch()
+    extra = [str(tmp_path / "none"), str(tmp_path / "slurm.out")]
+    request = {"run_dir": str(run), "attempt": 2, "signatures": [], "extra": extra}
+    before = time.time()
+    answer = evidence.answer(request)
+    assert before <= answer["now"] <= time.time()
+    assert [log["file"] for log in answer["files"]] == ["a.log", "b.log", "slurm.out"]
+    assert (answer["schema"], answer["manifest"], answer["free"]) == (1, {"nodes": 2}, 300 * 4096)
+    assert [record["event"] for record in answer["events"]] == ["a", "b"]
+
+
+def test_free_space_of_a_missing_folder_is_unknown(tmp_path: Path) -> None:
+    assert evidence.free_bytes(str(tmp_path / "none")) is None
+
+
+def test_a_first_failure_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    (tmp_path / "first-failure").symlink_to("nowhere")
+    for name, text in [("first-failure-1", "x 5"), ("first-failure-2", "4"), ("first-failure-3", "0 9\n")]:
+        (tmp_path / name).write_text(text)
+    assert evidence.rank_records(str(tmp_path)) == ([], [[0, 9]])
