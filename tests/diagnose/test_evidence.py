@@ -585,12 +585,16 @@ def test_a_log_is_searched_in_blocks_of_whole_lines(
     assert matches == [(4, offsets[0], lines[3]), (21, offsets[1], lines[20]), (40, offsets[2], b"word")]
 
 
-@pytest.mark.parametrize(("count", "expected"), [(12, range(12)), (13, [0, 1, *range(3, 13)])])
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(12, range(12)), (13, [0, 1, *range(3, 13)]), (60, [0, 1, *range(50, 60)])],
+)
 def test_the_first_and_last_lines_with_a_word_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, expected: Any
 ) -> None:
     monkeypatch.setattr(search, "FIRST", 2)
     monkeypatch.setattr(search, "MANY", 10)
+    monkeypatch.setattr(search, "PIECE", 64)
     (tmp_path / "log").write_bytes(b"".join(b"word %d\n" % number for number in range(count)))
     [matches] = search.Search([b"word"]).candidates([str(tmp_path / "log")]).values()
     assert [text for _, _, text in matches] == [b"word %d" % number for number in expected]

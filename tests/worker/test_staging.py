@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -664,3 +665,296 @@ def test_data_that_sbcast_has_sent_becomes_the_copy(
         "x",
         "x.dtslurm.json",
     ]
+
+
+# ---- What a node says and checks
+
+
+def test_a_node_without_a_name_of_slurm_has_the_short_name_of_its_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    monkeypatch.setattr("socket.gethostname", lambda: "n7.cluster.example")
+    assert node.name() == "n7"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        ((1 << 20) - 1, "1024.0 KiB"),
+        (3 << 29, "1.5 GiB"),
+        (5 << 40, "5.0 TiB"),
+        (5 << 50, "5120.0 TiB"),
+    ],
+)
+def test_sizes_are_shown_with_a_unit(size: int, text: str) -> None:
+    assert files.human(size) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_shared"),
+    [
+        ("lustre", True),
+        ("fuse.glusterfs", True),
+        ("fuse.sshfs", False),
+        ("ext4", False),
+        ("xnfs", False),
+        ("", False),
+    ],
+)
+def test_file_systems_of_all_nodes_are_known(kind: str, is_shared: bool) -> None:
+    assert files.is_shared(kind) is is_shared
+
+
+def test_the_file_system_of_a_path_is_that_of_its_innermost_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mounts"
+    lines = ["a / xfs rw", f"b {tmp_path}/my\\040disk ext4 rw", f"c {tmp_path} nfs4 rw", "d /mnt btrfs rw"]
+    mounts.write_text("".join(f"{line} 0 0\n" for line in lines))
+    monkeypatch.setattr(files, "open", lambda _path: mounts.open(), raising=False)
+    paths = [f"{tmp_path}/my disk", f"{tmp_path}/my disk/x", f"{tmp_path}/my disks", "/mntx", "/mnt/x"]
+    assert [files.file_system(path) for path in paths] == ["ext4", "ext4", "nfs4", "xfs", "btrfs"]
+    mounts.write_text("broken\n")
+    assert files.file_system("/mnt") == ""
+    mounts.unlink()
+    assert files.file_system("/mnt") == ""
+
+
+def test_an_event_that_cannot_be_written_is_left_out(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTSLURM_ATTEMPT", "none")
+    files.event("first", value=1)
+    record = json.loads((run / "events.jsonl").read_text())
+    assert (record["event"], record["attempt"], record["value"]) == ("first", 0, 1)
+    monkeypatch.setenv("DTSLURM_RUN_DIR", f"{run}/none")
+    files.event("second")
+    assert not (run / "none").exists()
+
+
+def test_all_bytes_are_written_by_partial_writes() -> None:
+    written: list[bytes] = []
+
+    def write(view: memoryview) -> int:
+        written.append(bytes(view[:3]))
+        return len(written[-1])
+
+    copying.write_all(SimpleNamespace(write=write), b"12345678")
+    assert written == [b"123", b"456", b"78"]
+
+
+FITS = 53_248 * 1.01  # bytes on a disk that the data of these tests needs
+
+
+@pytest.mark.parametrize(
+    ("copies", "draft", "free", "fits"),
+    [
+        (1, 0, int(FITS) + 1, True),
+        (1, 0, int(FITS), False),
+        (2, 0, int(2 * FITS) + 1, True),
+        (2, 0, int(2 * FITS), False),
+        (1, 5000, int(FITS) + 1 - 8192, True),
+        (1, 5000, int(FITS) - 8192, False),
+    ],
+)
+def test_the_needs_of_all_items_must_fit_on_a_disk(
+    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    copies: int, draft: int, free: int, fits: bool,
+) -> None:  # fmt: skip
+    if draft:
+        (tmp_path / ".x0.dtslurm-part").write_bytes(bytes(draft))
+    status = SimpleNamespace(f_bavail=free, f_frsize=1, f_files=0, f_favail=0)
+    monkeypatch.setattr(os, "statvfs", lambda _path: status)
+    listed = files.tree(str(data))
+    items = [
+        (parse(f"{data}:{tmp_path}/x{number}:name=x{number}"), listed, "copy") for number in range(copies)
+    ]
+    problems = node.look(items, {})["problems"]
+    sizes = ["52.0 KiB", "104.0 KiB"][copies - 1]
+    expected = (
+        f"n1: {sizes} do not fit on {tmp_path}, where {files.human(free + (8192 if draft else 0))} are free"
+    )
+    assert problems == ([] if fits else [expected])
+
+
+@pytest.mark.parametrize(("room", "most", "fits"), [(7, 100, True), (6, 100, False), (0, 0, True)])
+def test_the_files_of_an_item_must_fit_on_a_disk(
+    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, most: int, fits: bool
+) -> None:
+    status = SimpleNamespace(f_bavail=1 << 30, f_frsize=4096, f_files=most, f_favail=room)
+    monkeypatch.setattr(os, "statvfs", lambda _path: status)
+    problems = node.look([(parse(f"{data}:{tmp_path}/x"), files.tree(str(data)), "copy")], {})["problems"]
+    expected = f"n1: 7 files do not fit on {tmp_path}, which has room for {room} more"
+    assert problems == ([] if fits else [expected])
+
+
+def test_a_problem_of_one_item_does_not_hide_those_of_the_others(
+    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = SimpleNamespace(f_bavail=0, f_frsize=1, f_files=0, f_favail=0)
+    monkeypatch.setattr(os, "statvfs", lambda _path: status)
+    (tmp_path / "mine").touch()
+    archive = tmp_path / "a.sqsh"
+    archive.write_bytes(b"hsqs")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError))
+    texts = [
+        f"{data}:$NOWHERE/x",
+        f"{archive}:{tmp_path}/s:method=unpack",
+        f"{data}:{tmp_path}/mine",
+        f"{data}:{tmp_path}/d",
+    ]
+    items = [parse(text) for text in texts]
+    asked = [
+        (item, files.tree(item.source), "unpack" if item.method == "unpack" else "copy") for item in items
+    ]
+    problems = node.look(asked, {})["problems"]
+    words = ["$NOWHERE is not set there", "unsquashfs", "was not staged", "do not fit on"]
+    assert [word in problem for word, problem in zip(words, problems, strict=True)] == [True] * 4
+
+
+# ---- Copies that end early, and other ways to copy
+
+
+@pytest.mark.parametrize(
+    ("number", "is_kept"),
+    [(errno.ENOSPC, False), (errno.EDQUOT, False), (errno.EIO, True), (errno.EPERM, True)],
+)
+def test_the_draft_of_a_failed_copy_is_kept_unless_the_disk_is_full(
+    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_kept: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, "it failed", "/a/file")
+
+    monkeypatch.setattr(copying, "write_all", fail)
+    with pytest.raises(files.Failed, match=r"^/a/file: it failed$"):
+        bring(parse(f"{data}:{tmp_path}/local/data"))
+    assert (tmp_path / "local/.data.dtslurm-part").exists() is is_kept
+    assert not (tmp_path / "local/data").exists()
+
+
+def test_files_of_an_older_draft_do_not_become_part_of_the_copy(
+    run: Path, data: Path, tmp_path: Path
+) -> None:
+    draft = tmp_path / "local/.data.dtslurm-part"
+    draft.mkdir(parents=True)
+    (draft / "old.bin").touch()
+    bring(parse(f"{data}:{tmp_path}/local/data"))
+    assert files.tree(f"{tmp_path}/local/data") == files.tree(str(data))
+
+
+def test_a_copy_that_lacks_files_is_refused(
+    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copy(_source: str, draft: str, *_: object) -> str:
+        Path(draft).mkdir()
+        return ""
+
+    monkeypatch.setitem(copying.WAYS, "copy", copy)
+    with pytest.raises(files.Failed, match=f"lacks files of {data}$"):
+        bring(parse(f"{data}:{tmp_path}/local"))
+    assert not (tmp_path / "local").exists()
+
+
+@pytest.mark.parametrize(("mode", "program"), [("w:bz2", "bzip2"), ("w:xz", "xz"), ("w:gz", "gzip")])
+def test_compressed_archives_are_unpacked(tmp_path: Path, mode: Any, program: str) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"there is no {program}")
+    (tmp_path / "a.txt").write_text("text")
+    archive = tmp_path / "archive"
+    with tarfile.open(archive, mode) as tar:
+        tar.add(tmp_path / "a.txt", "sub/a.txt")
+    added: list[int] = []
+    progress: Any = SimpleNamespace(add=added.append)
+    digest = copying.unpack(str(archive), str(tmp_path / "draft"), progress)
+    assert digest == artifacts.digest_of(str(archive))
+    assert (tmp_path / "draft/sub/a.txt").read_text() == "text"
+    assert sum(added) == archive.stat().st_size
+
+
+def test_the_checksum_includes_what_follows_the_end_of_an_archive(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "CHUNK", 1 << 16)
+    archive = tmp_path / "a.tar"
+    copying.pack(str(data), files.tree(str(data)), str(archive))
+    with archive.open("ab") as file:
+        file.truncate(4 << 20)  # tar ends at its mark, and its pipe with it
+    progress: Any = SimpleNamespace(add=lambda _size: None)
+    digest = artifacts.digest_of(str(archive))
+    assert copying.unpack(str(archive), str(tmp_path / "draft"), progress, digest) == digest
+    assert files.tree(str(tmp_path / "draft")) == files.tree(str(data))
+
+
+RSYNC = """\
+#!/bin/sh
+echo "$@" >>"{folder}/asked"
+cat >"{folder}/names"
+[ -e "{folder}/fails" ] && echo " no such module" >&2 && exit 23
+while [ $# -gt 2 ]; do shift; done
+case "$1" in */) cp -rp "$1." "$2";; *) cp -p "$1" "$2";; esac
+"""
+
+
+def test_rsync_is_given_the_names_of_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, draft = tmp_path / "source", tmp_path / "new/draft"
+    (source / "deep").mkdir(parents=True)
+    (source / "a").write_text("12")
+    (source / "deep/b").write_text("3")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+    added: list[int] = []
+    progress: Any = SimpleNamespace(add=added.append)
+    listed = files.tree(str(source))
+    with pytest.raises(files.Failed, match=r"^rsync cannot be run: No such file or directory$"):
+        copying.rsync(str(source), str(draft), listed, progress)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/rsync").write_text(RSYNC.format(folder=tmp_path))
+    (tmp_path / "bin/rsync").chmod(0o700)
+    copying.rsync(str(source), str(draft), listed, progress)
+    assert files.tree(str(draft)) == listed
+    assert (tmp_path / "names").read_bytes() == b"a\0deep/b"
+    copying.rsync(str(source / "a"), f"{draft}-a", files.tree(str(source / "a")), progress)
+    assert Path(f"{draft}-a").read_text() == "12"
+    options = "--times --perms --copy-links --partial --chmod=u+rw,go-w"
+    assert (tmp_path / "asked").read_text().splitlines() == [
+        f"{options} --from0 --files-from=- {source}/ {draft}/",
+        f"{options} {source}/a {draft}-a",
+    ]
+    assert added == [3, 2]
+    (tmp_path / "fails").touch()
+    with pytest.raises(files.Failed, match=r"^rsync ended with 23: no such module$"):
+        copying.rsync(str(source), str(draft), listed, progress)
+
+
+def test_a_result_that_is_one_file_keeps_its_name_mode_and_time(run: Path, tmp_path: Path) -> None:
+    source = tmp_path / "model.bin"
+    source.write_bytes(b"model")
+    source.chmod(0o640)
+    os.utime(source, (500, 500))
+    item = parse(f"{source}:results", is_stage_out=True)
+    for expected in (5, 0):
+        assert results.bring_back(item, final=True)["bytes"] == expected
+    copy = run / "results/node-0/model.bin"
+    assert (copy.read_bytes(), copy.stat().st_mode & 0o777, copy.stat().st_mtime) == (b"model", 0o640, 500)
+    copy.write_bytes(b"mod")  # as of a disk that lost it
+    assert results.bring_back(item, final=True)["bytes"] == 5
+    os.utime(source, (501, 501))
+    assert results.bring_back(item, final=True)["bytes"] == 5
+
+
+def test_results_of_the_next_attempt_are_copied_before_its_end(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "out"
+    source.mkdir()
+    (source / "a.txt").write_text("first")
+    (source / ".b.txt.dtslurm-part").write_text("half")
+    item = parse(f"{source}:results", is_stage_out=True)
+    results.bring_back(item, final=True)
+    monkeypatch.setenv("DTSLURM_ATTEMPT", "1")
+    (source / "a.txt").write_text("second")
+    assert results.bring_back(item, final=False) == {"node": "n1", "files": 1, "bytes": 6, "absent": False}
+    assert (run / "results/node-0/a.txt").read_text() == "second"

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -146,6 +147,34 @@ def test_staging_copies_files_when_sbcast_fails(
     out = capsys.readouterr().out
     assert "sbcast failed: sbcast: error: no room" in out
     assert "on 1 of 1 nodes by copy" in out
+
+
+def test_sbcast_is_not_used_for_a_part_of_the_job(
+    cluster: Cluster, sbcast: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    assert cluster.stage(f"{cluster.data}:{cluster.disk(0)}/data:method=sbcast") == 0
+    assert not sbcast.exists()
+    assert "these nodes and shares; method=copy is used" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("free", "method"), [(9213, "pack"), (9212, "copy")])
+def test_staging_packs_only_where_the_archive_fits(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    free: int,
+    method: str,
+) -> None:
+    real = os.statvfs
+
+    def statvfs(path: str) -> object:
+        is_shared = path.startswith(str(cluster.run))
+        return SimpleNamespace(f_bavail=free, f_frsize=1) if is_shared else real(path)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert cluster.stage(f"{cluster.data}:$DISK/data:method=pack") == 0
+    assert f"on 2 of 2 nodes by {method}, " in capsys.readouterr().out
 
 
 # ---- What cannot be
