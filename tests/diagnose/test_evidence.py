@@ -848,10 +848,11 @@ def test_logs_are_read_by_one_process_where_no_others_can_start(
 
 
 @pytest.mark.parametrize(
-    ("cpus", "size", "workers"), [(8, 399, 3), (8, 400, 4), (8, 900, 4), (2, 900, 2), (8, 200, 2)]
+    ("cpus", "mib", "workers"),
+    [(8, 127.9, []), (8, 128, [2]), (8, 255.9, [3]), (8, 900, [4]), (2, 900, [2]), (1, 900, [])],
 )
-def test_large_logs_are_read_by_several_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: int, size: int, workers: int
+def test_logs_of_64_mib_are_worth_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: int, mib: float, workers: list[int]
 ) -> None:
     started: list[int] = []
 
@@ -859,14 +860,12 @@ def test_large_logs_are_read_by_several_processes(
         started.append(count)
         raise OSError
 
-    monkeypatch.setattr(evidence_hits, "WORTHWHILE", 100)
+    monkeypatch.setattr(evidence_hits, "size_of", lambda _: int(mib * (1 << 20)))
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cpus)))
     context = SimpleNamespace(Pool=pool)
     monkeypatch.setattr(evidence_hits, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
-    signature_hits(tmp_path, b"x" * 199, "bad")
-    assert started == []
-    signature_hits(tmp_path, b"x" * size, "bad")
-    assert started == [workers]
+    signature_hits(tmp_path, b"bad\n", "bad")
+    assert started == workers
 
 
 # ---- all evidence of an attempt ----

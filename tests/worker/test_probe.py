@@ -225,8 +225,9 @@ def test_gpus_with_different_numbers_of_links_have_the_largest(a100s: Path) -> N
 
 def test_topology_has_the_links_of_each_gpu_to_the_others() -> None:
     text = (
-        "\nGPU0 is here\n\tGPU0\tGPU1\tGPU2\tNIC0\tGPU NUMA ID\n\n"
-        "GPU0\t X \tNV4\tSYS\tPXB\tN/A\nGPU1\tNV4\t X \tPIX\tPXB\tN/A\nGPU2\tSYS\tPIX\t X \tPXB\tN/A\n"
+        "\nGPU0 is here\n\tGPU0\tGPU1\tGPU2\tNIC0\tNIC1\tGPU NUMA ID\n\n"
+        "GPU0\t X \tNV4\tSYS\tPXB\tPXB\tN/A\nGPU1\tNV4\t X \tPIX\tPXB\tPXB\tN/A\n"
+        "GPU2\tSYS\tPIX\t X \tPXB\tPXB\tN/A\n"
         "NIC0\tPXB\tPXB\tPXB\t X\n\nLegend:\n  X = Self\n"
     )
     assert gpus.matrix(text) == ["NV4", "SYS", "NV4", "PIX", "SYS", "PIX"]
