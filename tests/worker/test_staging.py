@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -530,7 +531,7 @@ def test_finished_file_of_a_draft_is_reused(tmp_path: Path, text: str, mtime: in
     assert (added, int(draft.stat().st_mtime)) == ([4], 500)
 
 
-@pytest.mark.parametrize(("size", "mtime"), [(3, 500), (5, 500), (4, 499)])
+@pytest.mark.parametrize(("size", "mtime"), [(0, 500), (3, 500), (5, 500), (4, 499)])
 def test_file_that_changes_during_its_copy_is_refused(tmp_path: Path, size: int, mtime: int) -> None:
     source = tmp_path / "source"
     source.write_text("SAME")
@@ -815,6 +816,17 @@ def test_a_problem_of_one_item_does_not_hide_those_of_the_others(
     assert [word in problem for word, problem in zip(words, problems, strict=True)] == [True] * 4
 
 
+def test_space_that_is_reused_is_that_of_the_draft_and_the_outdated_copy(tmp_path: Path) -> None:
+    paths = node.ItemPaths(parse(f"/data:{tmp_path}/x"), {})
+    assert paths.kept([]) == 0
+    Path(paths.to).write_bytes(bytes(5000))
+    Path(paths.draft).write_bytes(b"1")
+    assert paths.kept([]) == 8192 + 4096
+    Path(paths.draft).unlink()
+    Path(paths.draft).symlink_to("nowhere")
+    assert paths.kept([]) == 8192
+
+
 # ---- Copies that end early, and other ways to copy
 
 
@@ -833,6 +845,32 @@ def test_the_draft_of_a_failed_copy_is_kept_unless_the_disk_is_full(
         bring(parse(f"{data}:{tmp_path}/local/data"))
     assert (tmp_path / "local/.data.dtslurm-part").exists() is is_kept
     assert not (tmp_path / "local/data").exists()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "count", "workers"), [(1, 20, 2), (None, 20, 2), (3, 20, 6), (64, 20, 8), (64, 3, 3), (64, 0, 1)]
+)
+def test_a_few_files_are_copied_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: int | None, count: int, workers: int
+) -> None:
+    started: list[int] = []
+
+    def executor(workers: int) -> ThreadPoolExecutor:
+        started.append(workers)
+        return ThreadPoolExecutor(1)
+
+    futures = SimpleNamespace(ThreadPoolExecutor=executor)
+    monkeypatch.setattr(copying, "concurrent", SimpleNamespace(futures=futures))
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(count):
+        (source / str(number)).touch()
+    progress: Any = SimpleNamespace(add=lambda _size: None)
+    listed = files.tree(str(source))
+    copying.copy(str(source), str(tmp_path / "draft"), listed, progress)
+    assert started == [workers]
+    assert not count or files.tree(str(tmp_path / "draft")) == listed
 
 
 def test_files_of_an_older_draft_do_not_become_part_of_the_copy(

@@ -177,6 +177,41 @@ def test_staging_packs_only_where_the_archive_fits(
     assert f"on 2 of 2 nodes by {method}, " in capsys.readouterr().out
 
 
+def test_staging_reports_the_method_and_the_size_of_each_item(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = cluster.data / "1.bin"
+    assert cluster.stage(f"{cluster.data}:$DISK/data:method=pack", f"{one}:$DISK/one:name=one") == 0
+    out = capsys.readouterr().out
+    assert f"staged {cluster.data} to {cluster.disk(0)}/data on 2 of 2 nodes by pack, 7.8 KiB in all" in out
+    assert f"staged {one} to {cluster.disk(0)}/one on 2 of 2 nodes by copy, 2.0 KiB in all" in out
+    assert [item["bytes"] for item in cluster.events("staged")] == [8002 + 2000]
+
+
+@pytest.mark.parametrize(
+    ("srun", "late_s", "is_in_time"),
+    [("true", 29, True), ("true", 31, False), ("false", 4, True), ("false", 6, False)],
+)
+def test_answers_that_the_file_system_shows_late_are_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, srun: str, late_s: float, is_in_time: bool
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+
+    def passes(seconds: float) -> None:
+        clock.now += seconds
+        for number, shown_at in enumerate([0, late_s]):
+            if clock.now >= shown_at:
+                (tmp_path / f"bring-{number}.json").write_text(f'{{"node": "n{number}"}}')
+
+    own = SimpleNamespace(monotonic=lambda: clock.now, sleep=passes)
+    monkeypatch.setattr(staging_main, "time", own)
+    (tmp_path / "bring-1.json").write_text('{"node": "of an earlier attempt"}')
+    first, second = staging_main.ask([srun], "bring", str(tmp_path), 2)
+    assert first == {"node": "n0"}
+    assert second["node"] == ("n1" if is_in_time else "node number 1")
+    assert ("failed" in second) is not is_in_time
+
+
 # ---- What cannot be
 
 
