@@ -27,6 +27,7 @@ from dtslurm.worker import artifacts
 from dtslurm.worker.staging import copying, files, node, results
 from dtslurm.worker.staging import main as staging_main
 from dtslurm.worker.staging.request import Item, choose, expand, parse, shard
+from dtslurm.worker.supervisor import slurm
 from tests.lab.software import Software
 
 PROGRAMS = [*sorted(assets.worker("staging").glob("*.py")), assets.worker("artifacts.py")]
@@ -930,7 +931,7 @@ RSYNC = """\
 #!/bin/sh
 echo "$@" >>"{folder}/asked"
 cat >"{folder}/names"
-[ -e "{folder}/fails" ] && echo " no such module" >&2 && exit 23
+[ -e "{folder}/fails" ] && cat "{folder}/fails" >&2 && exit 23
 while [ $# -gt 2 ]; do shift; done
 case "$1" in */) cp -rp "$1." "$2";; *) cp -p "$1" "$2";; esac
 """
@@ -962,9 +963,47 @@ def test_rsync_is_given_the_names_of_all_files(tmp_path: Path, monkeypatch: pyte
         f"{options} {source}/a {draft}-a",
     ]
     assert added == [3, 2]
-    (tmp_path / "fails").touch()
-    with pytest.raises(files.Failed, match=r"^rsync ended with 23: no such module$"):
+    (tmp_path / "fails").write_text(f"first {'e' * 300}\n")
+    with pytest.raises(files.Failed, match=f"^rsync ended with 23: {'e' * 300}$"):
         copying.rsync(str(source), str(draft), listed, progress)
+
+
+def test_the_last_words_of_a_failed_tar_are_reported(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tar = tmp_path / "bin/tar"
+    tar.parent.mkdir()
+    tar.write_text(f"#!/bin/sh\ncat >/dev/null\necho 'first {'e' * 300}' >&2\nexit 2\n")
+    tar.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tar.parent}:/usr/bin:/bin")
+    with pytest.raises(files.Failed, match=f"^tar could not pack {data}: {'e' * 300}$"):
+        copying.pack(str(data), files.tree(str(data)), str(tmp_path / "a.tar"))
+    (tmp_path / "a.tar").write_bytes(b"no archive")
+    progress: Any = SimpleNamespace(add=lambda _size: None)
+    with pytest.raises(files.Failed, match=f"^tar could not unpack {tmp_path}/a.tar: {'e' * 300}$"):
+        copying.unpack(str(tmp_path / "a.tar"), str(tmp_path / "draft"), progress)
+
+
+@pytest.mark.parametrize(
+    ("end_time", "by_scontrol", "remaining_s"),
+    [
+        ("150", "", 50),
+        ("90", "", -10),
+        ("", "1970-01-01T00:05:00", 200),
+        ("", "Unknown", None),
+        ("soon", "", None),
+    ],
+)
+def test_the_remaining_time_is_that_of_the_controllers_clock(
+    monkeypatch: pytest.MonkeyPatch, end_time: str, by_scontrol: str, remaining_s: float | None
+) -> None:
+    measured: list[bool] = []
+    monkeypatch.setenv("SLURM_JOB_END_TIME", end_time)
+    monkeypatch.setattr(slurm, "measure_clock", lambda: measured.append(True))
+    monkeypatch.setattr(slurm, "now", lambda: 100.0 if measured else 0.0)
+    monkeypatch.setattr(slurm, "show_job", lambda: {"EndTime": by_scontrol})
+    monkeypatch.setattr(slurm, "seconds_of", {"1970-01-01T00:05:00": 300.0}.get)
+    assert files.remaining() == remaining_s
 
 
 def test_a_result_that_is_one_file_keeps_its_name_mode_and_time(run: Path, tmp_path: Path) -> None:
