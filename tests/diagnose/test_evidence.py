@@ -235,6 +235,22 @@ def test_a_pickled_flight_record_is_read_without_executing_code(tmp_path: Path) 
     assert not Path("/tmp/never").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "is_read"),
+    [
+        ("torch.jit._pickle\nbuild_intlist", True),
+        ("torch.jit._pickle\nother", False),
+        ("os\nbuild_intlist", False),
+    ],
+)
+def test_typed_lists_of_torch_are_the_only_class_in_a_flight_record(
+    tmp_path: Path, name: str, is_read: bool
+) -> None:
+    (tmp_path / "flight_0").write_bytes(b"(dS'entries'\nc" + name.encode() + b"\n(]tRs.")
+    dumps = flight.flight_dumps(str(tmp_path))
+    assert dumps == ([{"rank": 0, "file": "flight_0", "groups": {}}] if is_read else [])
+
+
 def test_a_flight_record_of_torch_is_read(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = """
@@ -547,6 +563,7 @@ def test_records_of_ranks_have_their_errors_and_first_failures(tmp_path: Path) -
     write("2.error.json", {"message": {"extraInfo": "none"}})
     write("3.error.json", {"message": ""})
     write("7.error.json", {"message": "of no rank"})
+    write("3.earlier.json", {"message": "of another kind"})
     write("first-failure", "3 17")
     write("first-failure-1", "3 x")
     write("first-failure-2", "3 17 5")
