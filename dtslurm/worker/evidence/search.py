@@ -60,7 +60,7 @@ class Search:
         """Return the lines of one log that contain a word; of a huge log, those in its head and its tail.
 
         Raises:
-            Unlike: the log should be searched with grep.
+            TooManyLineKinds: the log should be searched with grep.
         """
         self.unlike = 0
         with open(path, "rb", buffering=0) as file:

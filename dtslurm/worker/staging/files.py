@@ -202,10 +202,9 @@ class Progress:
         event("staging", bytes=self.bytes, total=self.total, done=is_done, **self.values)
 
 
-def remaining(now: Optional[float] = None) -> Optional[float]:
+def remaining() -> Optional[float]:
     """Return the remaining seconds of the job's time limit, None if unknown."""
     text = os.environ.get("SLURM_JOB_END_TIME", "")
-    if now is None:
-        slurm.measure_clock()
+    slurm.measure_clock()
     end_time = float(text) if text.isdigit() else slurm.seconds_of(slurm.show_job().get("EndTime", ""))
-    return None if end_time is None else end_time - (slurm.now() if now is None else now)
+    return None if end_time is None else end_time - slurm.now()
