@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +160,191 @@ def test_server_that_ends_gives_its_exit_code_and_one_without_a_limit_lasts() ->
         assert session.wait_while_used(server, 0) == 3
 
 
+@pytest.mark.parametrize(("command", "code"), [("exit 0", 0), ("kill -KILL $$", 128 + 9)])
+def test_exit_code_of_a_server_is_that_of_a_shell(command: str, code: int) -> None:
+    with subprocess.Popen(["sh", "-c", command]) as server:
+        assert session.wait_while_used(server, 0) == code
+
+
 def test_parent_of_a_process() -> None:
     assert session.parent_of(str(os.getpid())) == os.getppid()
     assert session.parent_of("4194999") is None
+
+
+# ---- The editor's server ----
+
+
+def write_host_key(argv: list[str]) -> None:
+    """Write a key where ssh-keygen would."""
+    path = Path(argv[argv.index("-f") + 1])
+    path.write_text("private")
+    Path(f"{path}.pub").write_text("ssh-ed25519 AAAA dtslurm\n")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory, on a node with programs of the names of an SSH server's."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("sshd", "ssh-keygen"):
+        (programs / name).touch(0o700)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setattr(session, "SSHD_FOLDERS", ())
+    monkeypatch.setattr(subprocess, "check_call", write_host_key)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    monkeypatch.setenv("DTSLURM_RUN_DIR", str(folder))
+    return folder
+
+
+def test_editor_listens_on_loopback_and_takes_the_key_of_its_user_only(run_dir: Path) -> None:
+    argv = session.prepare_editor(str(run_dir), 4321, "/runs/my run/editor.pub")
+    assert argv[1:] == ["-D", "-e", "-f", str(run_dir / "sshd_config")]
+    assert Path(argv[0]).name == "sshd"
+    configuration = run_dir / "sshd_config"
+    assert {
+        "ListenAddress 127.0.0.1:4321",
+        f'HostKey "{run_dir}/host_key"',
+        'AuthorizedKeysFile "/runs/my run/editor.pub"',
+        "UsePAM no",
+        "PasswordAuthentication no",
+        "KbdInteractiveAuthentication no",
+        "PermitRootLogin prohibit-password",
+    } <= set(configuration.read_text().splitlines())
+    assert configuration.stat().st_mode & 0o777 == 0o600  # it has the environment of the job
+
+
+def test_key_of_the_editors_server_is_kept(run_dir: Path) -> None:
+    session.prepare_editor(str(run_dir), 4321, "editor.pub")
+    assert session.read_host_key(str(run_dir)) == "ssh-ed25519 AAAA"
+    assert (run_dir / "host_key").read_text() == "private"
+    (run_dir / "host_key").write_text("of the job before its restart")
+    session.prepare_editor(str(run_dir), 4321, "editor.pub")
+    assert (run_dir / "host_key").read_text() == "of the job before its restart"
+
+
+@pytest.mark.parametrize("missing", ["sshd", "ssh-keygen"])
+def test_editor_needs_both_programs_of_the_ssh_server(run_dir: Path, missing: str) -> None:
+    (run_dir.parent / "bin" / missing).unlink()
+    with pytest.raises(SystemExit, match="this node has no SSH server"):
+        session.prepare_editor(str(run_dir), 4321, "editor.pub")
+
+
+def test_ssh_server_is_found_where_systems_have_it(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = run_dir.parent / "bin"
+    monkeypatch.setattr(session, "SSHD_FOLDERS", (str(programs),))
+    monkeypatch.setenv("PATH", "/no/such/folder")
+    assert session.prepare_editor(str(run_dir), 4321, "editor.pub")[0] == str(programs / "sshd")
+
+
+# ---- The program ----
+
+
+class Server:
+    """What the program starts: a server that listens or not, and ends by itself."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, listens: bool = True, code: int = 0) -> None:
+        self.code, self.was_terminated = code, False
+        self.argv: list[str] = []
+        self.variables: dict[str, str] = {}
+        self.limits: list[float] = []
+        self.files: dict[str, set[str]] = {}  # in the folder of the session, when the server began and later
+        self.handlers: dict[int, Callable[[int, object], object]] = {}
+        monkeypatch.setattr(signal, "signal", self.handlers.__setitem__)
+        monkeypatch.setattr(subprocess, "Popen", self.start)
+        monkeypatch.setattr(session, "has_module", lambda name: name == "jupyterlab")
+        monkeypatch.setattr(session, "wait_until_it_listens", lambda _server, _port: listens)
+        monkeypatch.setattr(session, "wait_while_used", self.serve)
+
+    def start(self, argv: list[str], env: dict[str, str]) -> Server:
+        self.argv, self.variables = argv, env
+        self.note_files("began")
+        return self
+
+    def serve(self, _server: object, idle_s: float) -> int:
+        self.limits.append(idle_s)
+        self.note_files("listens")
+        return self.code
+
+    def note_files(self, moment: str) -> None:
+        folder = Path(os.environ["DTSLURM_RUN_DIR"]) / "session"
+        self.files[moment] = {path.name for path in folder.iterdir()}
+
+    def wait(self) -> int:
+        return self.code
+
+    def terminate(self) -> None:
+        self.was_terminated = True
+
+
+def read_record(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / "session" / "session.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
+
+
+def test_notebook_says_how_it_is_reached_when_it_listens(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Server(monkeypatch, code=3)
+    assert session.main(["notebook", "600", "--ServerApp.log_level=DEBUG"]) == 3
+    record, folder = read_record(run_dir), run_dir / "session"
+    token, user = (folder / "token").read_text(), pwd.getpwuid(os.getuid()).pw_name
+    assert record == {"kind": "notebook", "port": record["port"], "user": user, "token": token}
+    assert {f"--ServerApp.port={record['port']}", "--ServerApp.log_level=DEBUG"} <= set(server.argv)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert server.variables["JUPYTER_TOKEN_FILE"] == str(folder / "token")
+    assert Path(server.variables["JUPYTER_RUNTIME_DIR"]).parent == folder  # which no other user can enter
+    assert server.variables["PATH"] == os.environ["PATH"]
+    assert server.limits == [0]  # Jupyter ends by itself
+    said = capsys.readouterr().out
+    assert said == f"the notebook listens at port {record['port']}\nthe notebook has ended\n"
+
+
+def test_editor_says_how_it_is_reached_when_it_listens(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(monkeypatch)
+    assert session.main(["editor", "600"]) == 0
+    record = read_record(run_dir)
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert record == {"kind": "editor", "port": record["port"], "user": user, "host_key": "ssh-ed25519 AAAA"}
+    assert Path(server.argv[0]).name == "sshd"
+    assert server.limits == [600]
+    # The configuration contains the environment of the job.
+    assert "sshd_config" in server.files["began"]
+    assert "sshd_config" not in server.files["listens"]
+
+
+def test_record_of_the_job_before_its_restart_does_not_outlive_its_server(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(monkeypatch)
+    session.main(["notebook", "600"])
+    token = read_record(run_dir)["token"]
+    assert "session.json" not in server.files["began"]
+    session.main(["notebook", "600"])
+    assert "session.json" not in server.files["began"]
+    assert read_record(run_dir)["token"] == token
+
+
+@pytest.mark.parametrize(("code", "result"), [(5, 5), (0, 1)])
+def test_server_that_does_not_listen_is_a_failure(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, code: int, result: int
+) -> None:
+    server = Server(monkeypatch, listens=False, code=code)
+    assert session.main(["notebook", "600"]) == result
+    assert server.limits == []
+    assert not (run_dir / "session" / "session.json").exists()
+
+
+def test_server_is_ended_in_an_orderly_way_when_slurm_sends_term(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del run_dir
+    server = Server(monkeypatch)
+    session.main(["notebook", "600"])
+    assert not server.was_terminated
+    server.handlers[signal.SIGTERM](signal.SIGTERM, None)
+    assert server.was_terminated
