@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dtslurm.worker import ray_start
 
+TIMEOUT = "RAY_agent_register_timeout_ms"
 ANSWER = {"node_manager_port": 1}
 
 
@@ -122,3 +124,68 @@ def test_release_of_ray_without_such_a_wait_is_left_as_it_is() -> None:
     services = SimpleNamespace(start_ray_process=len)
     ray_start.wait_longer_for_node(services, 60, "0")
     assert services.start_ray_process is len
+
+
+class Ray:
+    """Ray, as far as the program uses it: the options of this release, and what it was started with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+        self.words: list[str] = []
+        self.waits: list[tuple[object, float, str]] = []
+        self.services = SimpleNamespace()
+        parameters = [SimpleNamespace(opts=[name]) for name in ("--head", *options)]
+        scripts = SimpleNamespace(start=SimpleNamespace(params=parameters), main=self.start)
+        for name, values in (
+            ("ray", {}),
+            ("ray._private", {"services": self.services}),
+            ("ray.scripts", {"scripts": scripts}),
+        ):
+            module: Any = ModuleType(name)
+            module.__dict__.update(values)
+            monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setattr(sys, "argv", ["ray_start.py"])
+        monkeypatch.setattr(os, "environ", {TIMEOUT: "5"})
+        monkeypatch.setattr(ray_start, "wait_longer_for_node", lambda *words: self.waits.append(words))
+
+    def start(self) -> None:
+        self.words = sys.argv
+
+
+def test_program_gives_ray_its_limit_and_the_same_port_as_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Ray(monkeypatch, ray_start.LISTEN_PORT)
+    ray_start.main(60, ["--head", "--block"])
+    assert ray.words[:-1] == ["ray", "start", "--head", "--block"]
+    name, _, port = ray.words[-1].partition("=")
+    assert name == ray_start.LISTEN_PORT
+    assert ray.waits == [(ray.services, 60, port)]
+    assert os.environ == {
+        "RAY_NUM_REDIS_GET_RETRIES": "60",
+        TIMEOUT: "5",  # of the user
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "port"),
+    [([], "0"), (["--dashboard-agent-listen-port=4", "--dashboard-agent-listen-port=5"], "5")],
+)
+def test_port_that_the_program_does_not_choose_is_rays_or_the_last_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], port: str
+) -> None:
+    ray = Ray(monkeypatch, *ray_start.AGENT_PORTS[2:])
+    os.environ.clear()
+    ray_start.main(60, words)
+    assert ray.words[: 2 + len(words)] == ["ray", "start", *words]
+    assert ray.waits == [(ray.services, 60, port)]
+    assert os.environ[TIMEOUT] == "60000"
+
+
+def test_node_is_asked_for_until_the_limit_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(ray_start, "time", clock)
+    monkeypatch.setattr(ray_start, "POLL_S", 0.5)
+    services = Services("", failures=10**9)
+    ray_start.wait_longer_for_node(services, 10, "0")
+    with pytest.raises(RuntimeError, match="no node yet"):
+        services.get_node("address")
+    assert services.calls == 22

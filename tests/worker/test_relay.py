@@ -161,6 +161,133 @@ def test_malformed_frames_are_refused(pair: Callable[[], Pair]) -> None:
     ends.close()
 
 
+class Ends:
+    """One end whose other end is the test: the frames that it sends, and the reasons that it reports."""
+
+    def __init__(self) -> None:
+        self.frames: list[wire.Frame] = []
+        self.problems: list[tuple[int, str]] = []
+        self.own = Connections(
+            lambda *frame: self.frames.append(frame), lambda *problem: self.problems.append(problem)
+        )
+
+    def sent(self, kind: int) -> bytes:
+        return b"".join(payload for own, _, payload in list(self.frames) if own == kind)
+
+    def is_connected(self, program: socket.socket) -> None:
+        """Wait until bytes of the program pass, and forget them."""
+        program.sendall(b"x")
+        wait_until(lambda: self.sent(wire.DATA) == b"x")
+        self.frames.clear()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    result = Ends()
+    yield result
+    result.own.close()
+
+
+def test_end_may_fill_its_window_and_again_what_was_delivered(pair: Callable[[], Pair], ends: Ends) -> None:
+    relay, program = pair()
+    ends.own.add(4, lambda: relay)
+    halves = [b"x" * (wire.WINDOW // 2), b"y" * (wire.WINDOW // 2)]
+    for half in halves:
+        ends.own.receive(wire.DATA, 4, half)
+    program.settimeout(60)
+    left = wire.WINDOW
+    while left:
+        left -= len(program.recv(left))
+    wait_until(lambda: len(ends.sent(wire.CREDIT)) == 2 * wire.SIZE.size)
+    assert ends.frames == [(wire.CREDIT, 4, wire.SIZE.pack(len(half))) for half in halves]
+    for half in halves:
+        ends.own.receive(wire.DATA, 4, half)
+    with pytest.raises(ProtocolError, match="more data than it may send"):
+        ends.own.receive(wire.DATA, 4, b"x" * (wire.WINDOW + 1))
+
+
+def test_end_sends_no_more_than_its_credit(pair: Callable[[], Pair], ends: Ends) -> None:
+    relay, program = pair()
+    ends.own.add(4, lambda: relay)
+    ends.own.receive(wire.CREDIT, 4, wire.SIZE.pack(1 << 30))  # but its window is all that it ever may
+    data = os.urandom(2 * wire.WINDOW)
+    threading.Thread(target=_send_and_end, args=(program, data), daemon=True).start()
+    wait_until(lambda: len(ends.sent(wire.DATA)) >= wire.WINDOW)
+    assert ends.sent(wire.DATA) == data[: wire.WINDOW]
+    ends.own.receive(wire.CREDIT, 4, wire.SIZE.pack(5))
+    wait_until(lambda: len(ends.sent(wire.DATA)) >= wire.WINDOW + 5)
+    assert ends.sent(wire.DATA) == data[: wire.WINDOW + 5]
+    assert max(len(payload) for _, _, payload in ends.frames) <= wire.CHUNK
+    ends.own.receive(wire.CREDIT, 4, wire.SIZE.pack(wire.WINDOW))
+    wait_until(lambda: ends.frames[-1][0] == wire.END)
+    assert ends.sent(wire.DATA) == data
+
+
+def _send_and_end(program: socket.socket, data: bytes) -> None:
+    program.sendall(data)
+    program.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize(
+    ("payload", "problems"),
+    [
+        (b"", []),
+        (b"Connection refused", [(4, "Connection refused")]),
+        (b"x" * 501, [(4, "x" * 500)]),
+        (b"\xff", [(4, "\ufffd")]),
+    ],
+)
+def test_connection_that_the_other_end_breaks_is_closed_with_its_reason(
+    pair: Callable[[], Pair], ends: Ends, payload: bytes, problems: list[tuple[int, str]]
+) -> None:
+    relay, program = pair()
+    ends.own.add(4, lambda: relay)
+    ends.is_connected(program)
+    for _ in range(2):
+        ends.own.receive(wire.CLOSE, 4, payload)
+    assert ends.problems == problems
+    program.settimeout(60)
+    assert program.recv(1) == b""
+    again, other = pair()
+    ends.own.add(4, lambda: again)  # its number is free again
+    other.sendall(b"y")
+    wait_until(lambda: ends.sent(wire.DATA) == b"y")
+    assert ends.sent(wire.CLOSE) == b""  # the other end knows
+
+
+def test_connection_with_both_ends_reached_is_forgotten(pair: Callable[[], Pair], ends: Ends) -> None:
+    relay, program = pair()
+    ends.own.add(4, lambda: relay)
+    ends.is_connected(program)
+    program.shutdown(socket.SHUT_WR)
+    wait_until(lambda: ends.frames)
+    ends.own.receive(wire.DATA, 4, b"bye")
+    ends.own.receive(wire.END, 4, b"")
+    program.settimeout(60)
+    assert b"".join(iter(lambda: program.recv(100), b"")) == b"bye"
+    wait_until(lambda: relay.fileno() == -1)
+    assert ends.frames == [(wire.END, 4, b""), (wire.CREDIT, 4, wire.SIZE.pack(3))]
+    ends.own.receive(99, 4, b"")  # about a connection that is closed here
+
+
+def test_connection_that_is_closed_before_it_is_made_is_not_used(
+    pair: Callable[[], Pair], ends: Ends
+) -> None:
+    relay, program = pair()
+    may_connect = threading.Event()
+
+    def connect() -> socket.socket:
+        may_connect.wait(60)
+        return relay
+
+    ends.own.add(4, connect)
+    ends.own.receive(wire.CLOSE, 4, b"")
+    may_connect.set()
+    program.settimeout(60)
+    assert program.recv(1) == b""
+    assert ends.frames == []
+
+
 def joined() -> tuple[Connections, Connections, list[str]]:
     """Return two ends whose frames reach each other at once, and the problems of the first."""
     problems: list[str] = []
