@@ -135,6 +135,13 @@ def test_step_places_tasks_on_the_nodes_of_its_job(
     assert step.command == ["true"]
 
 
+@pytest.mark.parametrize("cpus", [2, 3, 4])
+def test_step_with_tasks_per_node_does_not_take_those_of_the_job(cpus: int) -> None:
+    job = {**JOB, "cpus_per_node": [6, cpus]}  # for which it has at least enough CPUs
+    step = plan(["-n4", "--ntasks-per-node=2", "true"], {}, job)
+    assert [node.tasks for node in step.nodes] == [[0, 1], [2, 3]]
+
+
 def test_tasks_per_node_of_the_job_are_ignored_without_a_warning() -> None:
     step = plan_step("-n3", SLURM_NTASKS_PER_NODE="1")
     assert ([node.tasks for node in step.nodes], step.warnings) == ([[0, 1], [2]], [])

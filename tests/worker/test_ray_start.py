@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -132,7 +133,7 @@ class Ray:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
         self.words: list[str] = []
         self.waits: list[tuple[object, float, str]] = []
-        self.services = SimpleNamespace()
+        self.services = SimpleNamespace(start_ray_process=None)
         parameters = [SimpleNamespace(opts=[name]) for name in ("--head", *options)]
         scripts = SimpleNamespace(start=SimpleNamespace(params=parameters), main=self.start)
         for name, values in (
@@ -148,7 +149,7 @@ class Ray:
         monkeypatch.setattr(ray_start, "wait_longer_for_node", lambda *words: self.waits.append(words))
 
     def start(self) -> None:
-        self.words = sys.argv
+        self.words = list(sys.argv)
 
 
 def test_program_gives_ray_its_limit_and_the_same_port_as_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +178,14 @@ def test_port_that_the_program_does_not_choose_is_rays_or_the_last_of_the_user(
     assert ray.words[: 2 + len(words)] == ["ray", "start", *words]
     assert ray.waits == [(ray.services, 60, port)]
     assert os.environ[TIMEOUT] == "60000"
+
+
+def test_program_is_run_with_its_limit_and_the_words_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Ray(monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["ray_start.py", "60", "--head", "--block"])
+    runpy.run_path(ray_start.__file__, run_name="__main__")
+    assert ray.words == ["ray", "start", "--head", "--block"]
+    assert os.environ["RAY_NUM_REDIS_GET_RETRIES"] == "60"
 
 
 def test_node_is_asked_for_until_the_limit_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:

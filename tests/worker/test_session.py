@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import runpy
 import signal
 import subprocess
 import sys
@@ -270,6 +271,9 @@ class Server:
         folder = Path(os.environ["DTSLURM_RUN_DIR"]) / "session"
         self.files[moment] = {path.name for path in folder.iterdir()}
 
+    def poll(self) -> int:
+        return self.code
+
     def wait(self) -> int:
         return self.code
 
@@ -348,3 +352,12 @@ def test_server_is_ended_in_an_orderly_way_when_slurm_sends_term(
     assert not server.was_terminated
     server.handlers[signal.SIGTERM](signal.SIGTERM, None)
     assert server.was_terminated
+
+
+def test_program_ends_with_the_code_of_its_server(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(monkeypatch, code=7)
+    monkeypatch.setattr(sys, "argv", ["session.py", "editor", "600"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(session.__file__, run_name="__main__")
+    assert ended.value.code == 7
+    assert Path(server.argv[0]).parent == run_dir.parent / "bin"
