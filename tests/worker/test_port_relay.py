@@ -32,6 +32,7 @@ class Client:
         self.now = 1000.0
         self.turns: list[Turn] = []
         self.ends_at = float("inf")  # of the process
+        self.looks = 0  # at the process
         self.is_closed = False
         self._decoder = wire.FrameDecoder(is_greeted=False)
         self.frames: list[wire.Frame] = []
@@ -67,6 +68,7 @@ class Client:
 
     def started_at(self, pid: int) -> float:
         assert pid == PID
+        self.looks += 1
         return 5.0 if self.now < self.ends_at else float("inf")
 
     def run(self, *turns: Turn) -> int:
@@ -126,6 +128,15 @@ def test_relay_ends_within_seconds_when_its_process_does(client: Client) -> None
     client.ends_at = 1050
     assert client.run(100.0) == 3
     assert 1050 <= client.now < 1056
+
+
+def test_busy_relay_looks_at_its_process_as_rarely_as_an_idle_one(client: Client) -> None:
+    def pong() -> bytes:
+        client.now += 0.5
+        return wire.encode(wire.PONG, 0)
+
+    client.run(*[pong] * 40)
+    assert 8 <= client.looks <= 11
 
 
 def test_malformed_bytes_end_the_relay_with_their_problem(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pwd
@@ -304,6 +305,23 @@ def test_notebook_says_how_it_is_reached_when_it_listens(
     assert server.limits == [0]  # Jupyter ends by itself
     said = capsys.readouterr().out
     assert said == f"the notebook listens at port {record['port']}\nthe notebook has ended\n"
+
+
+def test_log_of_the_job_says_at_once_that_the_server_listens(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del run_dir
+    Server(monkeypatch)
+    log, written = io.BytesIO(), [b""]
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(log))
+
+    def serve(*_: object) -> int:
+        written[0] = log.getvalue()
+        return 0
+
+    monkeypatch.setattr(session, "wait_while_used", serve)
+    session.main(["notebook", "600"])
+    assert written[0].startswith(b"the notebook listens at port ")
 
 
 def test_editor_says_how_it_is_reached_when_it_listens(
