@@ -108,6 +108,27 @@ def test_bytes_that_are_read_before_they_are_counted_do_not_end_the_input(tmp_pa
         copy.join()
 
 
+def test_each_process_gets_the_whole_input_also_beside_one_that_has_ended(tmp_path: Path) -> None:
+    data = os.urandom((3 << 16) + 5)
+    with (tmp_path / "spool").open("w+b", buffering=0) as file:
+        spool = Spool(file)
+        spool.append(data[:9])
+        pipes = [os.pipe() for _ in range(3)]
+        os.close(pipes[0][0])  # the end of this process's input
+        copies = [
+            threading.Thread(target=spool.copy_to, args=(os.fdopen(target, "wb"),)) for _, target in pipes
+        ]
+        for copy in copies:
+            copy.start()
+        spool.append(data[9:])
+        spool.close()
+        for source, _ in pipes[1:]:
+            with os.fdopen(source, "rb") as pipe:
+                assert pipe.read() == data
+        for copy in copies:
+            copy.join()
+
+
 def test_command_gets_environment_and_folder_of_the_recorded_process(tmp_path: Path) -> None:
     with process_of_a_job(tmp_path, RANK="3", COLOUR="dark blue") as rank:
         text, _, code = output_of(execute(["sh", "-c", "echo $COLOUR; pwd -P; exit 7"], pid=rank.pid))
