@@ -531,6 +531,26 @@ def test_command_ends_with_its_children(monkeypatch: pytest.MonkeyPatch, setup: 
         assert ends_in_time(child)
 
 
+def test_command_has_time_to_end_also_beside_one_that_cannot_be_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(program, "GRACE_S", 60.0)
+
+    def wait(patience: float) -> int:
+        raise subprocess.TimeoutExpired("command", patience)
+
+    other = SimpleNamespace(pid=2**22 + 1, poll=lambda: None, wait=wait)  # as if the kernel did not end it
+    words = ["sh", "-c", "trap 'sleep 0.05; exit 5' TERM; echo; while :; do sleep 0.01; done"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            program.end([other, process])
+            assert process.poll() == 5
+        finally:
+            process.kill()
+
+
 class Input:
     """The input of a command, as the program keeps it: data, and None for its end."""
 
