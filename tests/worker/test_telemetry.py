@@ -294,7 +294,7 @@ def test_line_of_the_first_failure_is_the_innermost_of_user_code(
 def test_exception_is_searched_in_the_end_of_a_long_log(tmp_path: Path) -> None:
     early, late = tmp_path / "early", tmp_path / "late"
     assert failed(early, "ValueError: early\n" + "x" * failure.TAIL)["error"] == ""
-    assert failed(late, "x" * failure.TAIL + "\nValueError: late\n")["error"] == "ValueError: late"
+    assert failed(late, "x" * 2 * failure.TAIL + "\nValueError: late\n")["error"] == "ValueError: late"
 
 
 def test_rank_whose_log_is_in_that_of_its_node_has_its_exception(tmp_path: Path) -> None:
