@@ -16,6 +16,7 @@ import pytest
 
 from dtslurm.worker import sampler
 from dtslurm.worker.sampler_values import processes
+from tests.waiting import wait_until
 
 
 class Gpus:
@@ -219,3 +220,84 @@ def test_samples_of_a_large_job_are_kept_while_the_disk_is_full(loop: Loop) -> N
     assert [line["time"] for line in loop.run(SLURM_NNODES="2", DTSLURM_PLAIN_NODES="1")] == [
         100.0 + 5 * number for number in range(26)
     ]
+
+
+def test_only_the_first_ports_of_many_are_sampled(sysfs: Callable[[Mapping[str, str]], None]) -> None:
+    files = {}
+    for number in range(70):
+        files[f"/sys/class/net/eth{number:02}/statistics/rx_bytes"] = "1"
+        files[f"/sys/class/net/eth{number:02}/statistics/tx_bytes"] = "2"
+    sysfs(files)
+    ports = sampler.nics()
+    assert list(ports) == [f"eth{number:02}" for number in range(64)]
+    assert ports["eth00"] == {"rx_bytes": 1, "tx_bytes": 2, "errors": 0}
+
+
+def test_errors_in_both_directions_are_summed(sysfs: Callable[[Mapping[str, str]], None]) -> None:
+    statistics = {"rx_bytes": 1, "tx_bytes": 2, "rx_errors": 3, "tx_errors": 4}
+    sysfs({f"/sys/class/net/eth0/statistics/{name}": str(value) for name, value in statistics.items()})
+    assert sampler.nics() == {"eth0": {"rx_bytes": 1, "tx_bytes": 2, "errors": 7}}
+
+
+# ---- The job's part of the node ----
+
+
+def test_cgroup_of_the_job_is_that_above_its_steps(tmp_path: Path) -> None:
+    for folder in ("slurm/job_7", "memory/slurm/job_7", "cpu,cpuacct", "cpu/slurm/job_7"):
+        (tmp_path / folder).mkdir(parents=True)
+    text = (
+        "0::/slurm/job_7/step_0/job_7\n5:memory:/slurm/job_7/step_0\n4:cpu,cpuacct:/slurm/job_7\n"
+        "3:pids:/slurm/job_77\n2:name=systemd:/user\nnothing\n"
+    )
+    assert sampler.job_cgroup(text, "7", str(tmp_path)) == {
+        "": str(tmp_path / "slurm/job_7"),
+        "memory": str(tmp_path / "memory/slurm/job_7"),
+        "cpu": str(tmp_path / "cpu/slurm/job_7"),
+    }
+    assert sampler.job_cgroup(text, "8", str(tmp_path)) == {}
+
+
+def test_cgroup_of_version_2_may_be_below_that_of_version_1(tmp_path: Path) -> None:
+    (tmp_path / "unified/slurm/job_7").mkdir(parents=True)
+    assert sampler.job_cgroup("0::/slurm/job_7", "7", str(tmp_path)) == {
+        "": str(tmp_path / "unified/slurm/job_7")
+    }
+
+
+def test_disks_have_their_used_and_total_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def statvfs(path: str) -> SimpleNamespace:
+        if path == "/gone":
+            raise OSError("no such file")
+        return SimpleNamespace(f_blocks=100, f_bfree=30, f_bavail=10, f_frsize=4096)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert sampler.disks(["/gone", "/tmp"]) == {"/tmp": {"used": 70 * 4096, "total": 100 * 4096}}
+
+
+def test_process_belongs_to_the_job_in_its_environment() -> None:
+    with subprocess.Popen(
+        ["sleep", "600"], env={"SLURM_JOB_ID": "17", "PATH": os.environ["PATH"]}
+    ) as process:
+        try:
+            wait_until(lambda: sampler.belongs_to_job(process.pid, "17"))
+            assert not sampler.belongs_to_job(process.pid, "1")
+            assert not sampler.belongs_to_job(process.pid, "177")
+        finally:
+            process.kill()
+
+
+def test_start_time_is_that_of_a_process_that_runs() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        started = sampler.process_start_time(process.pid)
+        assert int(started) >= int(sampler.process_start_time(os.getpid()))
+        process.kill()
+        wait_until(lambda: not sampler.process_start_time(process.pid))  # a zombie has ended
+    assert sampler.process_start_time(process.pid) == ""
+
+
+def test_lines_are_appended_at_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "x")
+    assert sampler.append(path, {"a": 1, "b": [2]}) == 16
+    assert sampler.append(path, {"a": 3}, {}) == 27
+    assert (tmp_path / "x").read_bytes() == b'{"a":1,"b":[2]}\n{"a":3}\n{}\n'
+    assert sampler.append(str(tmp_path), {}) is None

@@ -158,3 +158,73 @@ def test_utilization_history_reads_a_long_file_at_even_distances(
     path.write_text("".join(json.dumps({"time": 1000 + n}).ljust(63) + "\n" for n in range(lines)))
     records = utilization_history.records(str(path), count)
     assert [int(record["time"]) - 1000 for record in records] == read
+
+
+def test_answer_is_about_the_requested_attempt(tmp_path: Path) -> None:
+    write(tmp_path, 0, [record(1000, "n1", 50)])
+    request = {"run_dir": str(tmp_path), "attempt": "0", "columns": "4"}
+    assert utilization_history.answer(request) == {
+        "schema": 1,
+        "from": 1000,
+        "to": 1000,
+        "rows": [
+            {"node": "n1", "node_rank": 0, "what": "gpu 0", "values": [50.0], "memory": 0.25, "power_w": 300},
+            {"node": "n1", "node_rank": 0, "what": "cpu", "values": [10.0], "memory": None, "power_w": None},
+        ],
+    }
+    assert utilization_history.answer({**request, "attempt": 1})["rows"] == []
+
+
+def test_nodes_and_gpus_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    gpus = [{"index": index, "util": 0} for index in (10, 9, 0)]
+    for node in (10, 9):
+        write(tmp_path, node, [{"time": 1000, "node": f"n{node}", "gpus": gpus, "cpu_percent": 0}])
+    rows = utilization_history.heat(str(tmp_path), 0, 4)["rows"]
+    assert [(row["node"], row["what"], row["values"]) for row in rows] == [
+        (node, what, [0.0]) for node in ("n9", "n10") for what in ("gpu 0", "gpu 9", "gpu 10", "cpu")
+    ]
+
+
+def test_memory_is_the_peak_share_and_power_the_mean(tmp_path: Path) -> None:
+    memory = [(10, 80), (60, 80), (0, 80), (70, 0), (-1, 80), (None, 80), (75, "x")]
+    power: list[Any] = [100, 0, 200, -5, None, "x", True]
+    gpus = [
+        {"index": 3, "util": 50, "memory_used": used, "memory_total": total, "power_w": watts}
+        for (used, total), watts in zip(memory, power, strict=True)
+    ]
+    samples = [{"time": 1000 + number, "gpus": [7, gpu]} for number, gpu in enumerate(gpus)]
+    write(tmp_path, 0, samples)
+    [row] = utilization_history.heat(str(tmp_path), 0, 1)["rows"]
+    assert (row["node"], row["node_rank"], row["what"]) == ("", 0, "gpu 3")
+    assert (row["values"], row["memory"], row["power_w"]) == ([50.0], 0.75, 100)
+
+
+def test_columns_are_at_most_the_samples(tmp_path: Path) -> None:
+    write(tmp_path, 0, [record(1000 + number, "n1", number) for number in range(3)])
+    widths = {
+        columns: len(utilization_history.heat(str(tmp_path), 0, columns)["rows"][0]["values"])
+        for columns in (1, 2, 3, 9)
+    }
+    assert widths == {1: 1, 2: 2, 3: 3, 9: 3}
+
+
+def test_samples_with_an_impossible_time_or_value_are_left_out(tmp_path: Path) -> None:
+    samples = [record(time, "n1", 1) for time in (-5, 0, 1e11)]
+    samples += [record(1000, "n1", -1, cpu=-1), record(1001, "n1", 30, cpu=0)]
+    write(tmp_path, 0, samples)
+    result = utilization_history.heat(str(tmp_path), 0, 2)
+    assert (result["from"], result["to"]) == (1000, 1001)
+    assert [row["values"] for row in result["rows"]] == [[None, 30.0], [None, 0.0]]
+
+
+def test_long_file_has_a_sample_of_each_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utilization_history, "PIECE", 100)
+    lines = [json.dumps({"time": 1000 + number, "cpu_percent": number}).ljust(49) for number in range(10)]
+    write(tmp_path, 0, lines)  # each is of 50 bytes
+    path = str(tmp_path / "metrics" / "0" / "node-0.jsonl")
+    times = {
+        count: [record["time"] - 1000 for record in utilization_history.records(path, count)]
+        for count in (5, 4, 3, 1)
+    }
+    assert times == {5: list(range(10)), 4: [0, 3, 6, 9], 3: [0, 5, 9], 1: [0]}
+    assert list(utilization_history.records(str(tmp_path / "gone"), 4)) == []
