@@ -155,6 +155,14 @@ def test_clock_of_the_controller_is_measured_once(controller: Controller) -> Non
     assert slurm.now() == at(12) + 10.5
 
 
+def test_clock_of_a_controller_that_fails_is_measured_later(controller: Controller) -> None:
+    controller.answer("scontrol show config", (1, "Zero Bytes were sent"), "no time", NOON)
+    for _ in range(3):
+        slurm.measure_clock()
+    assert len(controller.requests) == 2  # a controller that shows no time never will
+    assert (slurm.clock_skew(), slurm.now()) == (None, at(12))
+
+
 def test_clock_of_the_embedded_scheduler_is_that_of_the_node(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +183,7 @@ def test_clock_of_the_embedded_scheduler_is_that_of_the_node(
         ({"JobState": "COMPLETING", "StartTime": "Unknown", "TimeLimit": "01:00:00"}, None),
         ({"JobState": "COMPLETING", "StartTime": NOON}, None),
         ({"JobState": "PENDING", "StartTime": NOON, "TimeLimit": "01:00:00"}, None),
+        ({"JobState": "CANCELLED", "StartTime": NOON, "TimeLimit": "01:00:00"}, None),
         ({"JobState": "COMPLETING", "StartTime": NOON, "TimeLimit": "01:00:00", "Restarts": "1"}, None),
     ],
 )  # fmt: skip
@@ -382,6 +391,18 @@ def test_job_without_requeue_is_requeued_once(controller: Controller) -> None:
     ]
 
 
+def test_only_a_job_of_its_own_may_be_requeued(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert slurm.can_requeue()
+    monkeypatch.setenv("DTSLURM_STEP_ID", "17.0")
+    assert (slurm.can_requeue(), slurm.step_in_allocation()) == (False, "17.0")
+    for name in ("SLURM_JOB_ID", "DTSLURM_STEP_ID"):
+        monkeypatch.delenv(name)
+    assert not slurm.can_requeue()
+    assert controller.requests == []
+
+
 def test_ranks_are_signalled_only_in_a_job_of_slurm(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,6 +453,18 @@ def test_number_of_nodes_is_that_of_the_start_while_the_job_completes(
     controller.answer("sinfo", "n1\nn2\nn3\n")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
     assert slurm.exclusion(job_fields(NumNodes="1"), ["n1"])[0] == []
+
+
+def test_component_whose_partition_is_unknown_is_named(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_HET_SIZE", "2")
+    for number in (0, 1):
+        monkeypatch.setenv(f"SLURM_JOB_NODELIST_HET_GROUP_{number}", f"n{number + 1}")
+    controller.answer("sinfo --local --noheader --Node --partition=cpu", "")
+    controller.answer("sinfo", "n1\nn2\n")
+    controller.answer("scontrol show job", "JobId=17 Partition=gpu\nJobId=18 HetJobOffset=1 Partition=cpu")
+    assert slurm.exclusion({}, ["n1"]) == (None, "Slurm does not list the nodes of partition cpu")
 
 
 def test_no_node_is_excluded_while_the_partition_is_unknown(controller: Controller) -> None:
