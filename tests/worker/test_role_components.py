@@ -123,7 +123,7 @@ def test_requeue_excludes_the_nodes_that_each_component_can_spare(
 def test_components_in_one_partition_need_different_nodes(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "fitting_nodes", lambda _fields: {"n1", "n2", "n3"})
     assert slurm.exclusion(slurm.show_job(), ["n3"]) == (
-        [], "n3 is not excluded: the job needs 2 of 3 nodes",
+        [], "n3 is not excluded: the job needs 3 of 3 nodes",
     )  # fmt: skip
 
 

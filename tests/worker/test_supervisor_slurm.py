@@ -455,6 +455,33 @@ def test_number_of_nodes_is_that_of_the_start_while_the_job_completes(
     assert slurm.exclusion(job_fields(NumNodes="1"), ["n1"])[0] == []
 
 
+@pytest.mark.parametrize(
+    ("needed", "expected", "message"),
+    [
+        ((1, 1), ["n1", "n2"], ""),
+        ((2, 2), [], "n1,n2 is not excluded: the job needs 4 of 4 nodes"),
+        ((1, 2), ["n2"], "n1 is not excluded: the job needs 3 of 4 nodes"),
+    ],
+)
+def test_components_of_a_job_need_different_nodes(
+    controller: Controller,
+    monkeypatch: pytest.MonkeyPatch,
+    needed: tuple[int, int],
+    expected: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setenv("SLURM_HET_SIZE", "2")
+    for number, count in enumerate(needed):
+        monkeypatch.setenv(f"SLURM_JOB_NODELIST_HET_GROUP_{number}", f"n{number + 1}")
+        monkeypatch.setenv(f"SLURM_JOB_NUM_NODES_HET_GROUP_{number}", str(count))
+    controller.answer("sinfo", "n1\nn2\nn3\nn4\n")
+    controller.answer(
+        "scontrol show job",
+        "JobId=17 HetJobOffset=0 Partition=gpu ReqNodeList=(null)\nJobId=18 HetJobOffset=1 Partition=gpu",
+    )
+    assert slurm.exclusion({}, ["n1", "n2"]) == (expected, message)
+
+
 def test_component_whose_partition_is_unknown_is_named(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -407,7 +407,10 @@ def exclusion(job: Mapping[str, str], nodes: Sequence[str]) -> Tuple[Optional[Li
         if all(pool.can_spare(name, {*excluded, *added}) for pool in pools):
             added.insert(0, name)
     remaining = [name for name in nodes if name not in added]
-    pool = next((pool for pool in pools if pool.usable & set(remaining)), pools[0])
+    gone = {*excluded, *added}
+    pool = next(
+        (pool for pool in pools if not all(pool.can_spare(name, gone) for name in remaining)), pools[0]
+    )
     reason = (
         "the job requires {}".format(required)
         if set(remaining) & set(fixed)
