@@ -75,8 +75,9 @@ def test_processes_of_this_user_have_their_state(monkeypatch: pytest.MonkeyPatch
     assert states[os.getpid()][0] in "RSD"
     assert int(states[os.getpid()][1]) == os.getppid()
     user = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: user + 1)
-    assert os.getpid() not in dict(sampler_values.processes())
+    for other in (user + 1, user - 1):
+        monkeypatch.setattr(os, "getuid", lambda other=other: other)
+        assert os.getpid() not in dict(sampler_values.processes())
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ GPUS: list[dict[str, Any]] = [
         ({"CUDA_VISIBLE_DEVICES": "MIG-1,1"}, 4, []),
         ({"CUDA_VISIBLE_DEVICES": "MIG-1", "SLURM_JOB_GPUS": "0-3"}, 4, []),
         ({"SLURM_JOB_GPUS": "0-3"}, 4, [0, 1, 2, 3]),
-        ({"SLURM_JOB_GPUS": "4-7"}, 4, [0, 1, 2, 3]),  # Slurm hides the others
+        ({"SLURM_JOB_GPUS": "4-7"}, 0, [0, 1, 2, 3]),  # Slurm hides the others
         ({"SLURM_JOB_GPUS": "2-3"}, 4, [0, 2]),  # by the device file, else by the index
         ({"SLURM_JOB_GPUS": "0,2"}, 4, [2, 3]),
         ({"SLURM_STEP_GPUS": "3", "SLURM_JOB_GPUS": "0"}, 4, [0]),

@@ -9,10 +9,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dtslurm.worker.stacks import stacks
 from dtslurm.worker.supervisor import lease, node
 from tests.waiting import wait_until
 from tests.worker.test_supervisor_races import Clock
@@ -255,3 +257,179 @@ def test_vanished_process_is_skipped(
     monkeypatch.setattr(os, "listdir", lambda _path: ["self", "999999999", own])
     assert node.own_processes() == [os.getpid()]
     assert node.bytes_of(999999999) == 0
+
+
+# ---- What the agent decides, without processes
+
+
+class FakeRelay:
+    """The node's end of the tree of heartbeats, with a link that a test cuts."""
+
+    def __init__(self) -> None:
+        self.linked = self.confirms = True
+        self.orders: Any = None
+        self.kinds: list[str] = []
+
+    def put(self, beat: Any) -> bool:
+        self.kinds.append(beat.kind)
+        return self.linked
+
+    def leave(self) -> bool:
+        return self.linked
+
+    def confirms_lease(self) -> bool:
+        return self.confirms
+
+
+@pytest.fixture
+def linked(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> tuple[node.NodeAgent, FakeRelay, Clock]:
+    """Return an agent of a large job whose node has no ranks, its link, and its clock."""
+    clock = Clock(lambda _now: None)
+    monkeypatch.setattr(node, "time", clock)
+    monkeypatch.setattr(node, "own_processes", list)
+    watch, link = node.NodeAgent(), FakeRelay()
+    assert watch.relay is None
+    monkeypatch.setattr(watch, "relay", link)
+    return watch, link, clock
+
+
+Linked = tuple[node.NodeAgent, FakeRelay, Clock]
+
+
+def test_heartbeats_go_into_a_file_only_without_a_link(linked: Linked, ranks: Ranks) -> None:
+    watch, link, clock = linked
+    path = ranks.folder / "ranks/0/beats/n1.json"
+    written = []
+    for now in (0, 100, 103, 106, 109, 165, 166, 169):
+        clock.now = 1000.0 + now
+        link.linked = now in {0, 100}
+        path.unlink(missing_ok=True)
+        watch.beat()
+        if path.exists():
+            written.append(now)
+    assert written == [106, 166]  # after six seconds, then once a minute
+    assert set(link.kinds) == {"beat"}
+
+
+@pytest.mark.parametrize("is_linked", [True, False])
+def test_farewell_goes_into_a_file_unless_the_supervisor_receives_it(
+    linked: Linked, ranks: Ranks, is_linked: bool
+) -> None:
+    watch, link, _ = linked
+    link.linked = is_linked
+    watch._write("bye", {})
+    assert (ranks.folder / "ranks/0/beats/n1.json").exists() is not is_linked
+
+
+def test_lease_is_read_rarely_while_the_supervisor_confirms_it(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, link, clock = linked
+    clock.now = 1000.0
+    read: list[float] = []
+
+    def holds(_run_dir: str, _attempt: int) -> bool:
+        read.append(clock.now - 1000)
+        return False
+
+    monkeypatch.setattr(lease, "holds", holds)
+    assert not watch._holds_lease()
+    for now in (3, 59):
+        clock.now = 1000.0 + now
+        assert watch._holds_lease()
+    clock.now = 1060.0
+    assert not watch._holds_lease()
+    clock.now, link.confirms = 1063.0, False
+    assert not watch._holds_lease()
+    assert read == [0, 60, 63]
+
+
+def test_restarted_agent_ends_when_the_supervisor_says_that_the_first_is_back(linked: Linked) -> None:
+    watch, link, _ = linked
+    answers = []
+    for back in ([], ["n2"], ["n2", "n1"]):
+        link.orders = SimpleNamespace(back=back, stacks=0)
+        answers.append(watch._is_replaced())
+    assert answers == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"kind": "beat"}, True),
+        ({"kind": "bye"}, False),
+        ({"kind": "beat", "restarted": True}, False),
+        ({"kind": "beat", "time": None}, False),
+        ({}, False),
+    ],
+)
+def test_restarted_agent_ends_only_for_heartbeats_of_the_first(
+    ranks: Ranks, record: dict[str, Any], expected: bool
+) -> None:
+    path = ranks.folder / "ranks/0/beats/n1.json"
+    path.write_text(json.dumps({"time": time.time() + 1000, **record} if record else {}))
+    assert node.NodeAgent(restarted=True)._is_replaced() is expected
+
+
+def test_stacks_are_written_once_for_each_request(
+    linked: Linked, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, link, _ = linked
+    looks: list[list[int]] = []
+    (ranks.folder / "ranks/0/stacks").mkdir()
+
+    def look(pids: list[int], limit: float) -> dict[int, dict[str, Any]]:
+        looks.append(pids)
+        assert limit == 8.0
+        return {pid: {"by": "py-spy", "why": [], "threads": []} for pid in pids}
+
+    monkeypatch.setattr(stacks, "look", look)
+    monkeypatch.setattr(stacks, "text", lambda processes: f"process {min(processes)}")
+    watch.latest = {"3": {"pid": 70}, "2": {"pid": 80}, "4": {}}
+    for request in (0, 1, 1, 2):
+        link.orders = SimpleNamespace(stacks=request, back=[])
+        watch.tell()
+    assert looks == [[70, 80]] * 2
+    folder = ranks.folder / "ranks/0/stacks"
+    assert (folder / "n1.txt").read_text() == "rank 3\nprocess 70\nrank 2\nprocess 80"
+    record = json.loads((folder / "n1.json").read_text())
+    assert (record["node"], record["number"], sorted(record["ranks"])) == ("n1", 2, ["2", "3"])
+
+
+def test_state_of_a_process_has_its_cpu_time_and_wait_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = " ".join(map(str, range(1, 50)))
+    files = {
+        "/proc/7/stat": f"7 (a ) b) S {counts}",
+        "/proc/7/wchan": "futex_wait\n",
+        "/proc/7/io": "rchar: 100\nwchar: 20\nsyscr: 5\nread_bytes: 9\n",
+        "/proc/7/environ": "A=1=2\0B\0C=\0",
+        "/proc/8/stat": "8 (b) S 1 2",
+    }
+    monkeypatch.setattr(node, "text_of", files.get)
+    monkeypatch.setattr(node, "TICK", 10.0)
+    assert node.status_of(7) == {"state": "S", "cpu": 2.3, "waits": "futex_wait"}
+    assert node.status_of(8) == node.status_of(9) == {}
+    assert (node.bytes_of(7), node.bytes_of(8)) == (120, 0)
+    assert (node.environment_of(7), node.environment_of(8)) == ({"A": "1=2", "C": ""}, {})
+
+
+def test_agent_on_a_node_without_a_slurm_name_uses_the_host_name(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURMD_NODENAME")
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="h7.cluster.org"))
+    watch = node.NodeAgent()
+    assert (watch.node, watch.place) == ("h7", "SLURM_NODEID")
+    assert watch.path == str(ranks.folder / "ranks/0/beats/h7.json")
+
+
+def test_usage_of_a_rank_is_the_sum_over_its_processes(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = {"DTSLURM_RUN_DIR": str(ranks.folder), "DTSLURM_ATTEMPT": "0", "SLURMD_NODENAME": "n1"}
+    environments = {1: {**env, "RANK": "3"}, 2: {**env, "RANK": "3"}, 3: {**env, "RANK": "x"}, 4: {}}
+    monkeypatch.setattr(node, "own_processes", lambda: [*environments, os.getpid()])
+    monkeypatch.setattr(node, "environment_of", lambda pid: environments.get(pid, {**env, "RANK": "9"}))
+    monkeypatch.setattr(node, "bytes_of", lambda pid: 100 * pid)
+    monkeypatch.setattr(node, "status_of", lambda pid: {"cpu": pid * 1.111, "state": "R", "waits": f"w{pid}"})
+    (ranks.folder / "ranks/0/3.json").write_text('{"pid": 2}')
+    node.NodeAgent().beat()
+    assert ranks.told()["ranks"] == {"3": {"cpu": 3.33, "moved": 300, "pid": 2, "state": "R", "waits": "w2"}}

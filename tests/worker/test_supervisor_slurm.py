@@ -45,6 +45,7 @@ class Controller:
         return (0, argv[-1].replace(",", "\n")) if "hostnames" in argv else (0, "")
 
     def sleep(self, seconds: float) -> None:
+        assert len(self.requests) < 100, "it never stops"
         self.requests.append(f"pause {seconds:g}")
         self.now += seconds
 
