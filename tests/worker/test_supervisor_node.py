@@ -425,11 +425,33 @@ def test_agent_on_a_node_without_a_slurm_name_uses_the_host_name(
 
 def test_usage_of_a_rank_is_the_sum_over_its_processes(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     env = {"DTSLURM_RUN_DIR": str(ranks.folder), "DTSLURM_ATTEMPT": "0", "SLURMD_NODENAME": "n1"}
-    environments = {1: {**env, "RANK": "3"}, 2: {**env, "RANK": "3"}, 3: {**env, "RANK": "x"}, 4: {}}
+    first = 5_000_000  # larger than any process id
+    usage = {first: (1.111, 100), first + 1: (2.222, 200), first + 2: (4, 400), first + 3: (8, 800)}
+    names = ({"RANK": "3"}, {"RANK": "3"}, {"RANK": "x"}, {"DTSLURM_ATTEMPT": "1", "RANK": "4"})
+    environments = {first + number: {**env, **more} for number, more in enumerate(names)}
     monkeypatch.setattr(node, "own_processes", lambda: [*environments, os.getpid()])
     monkeypatch.setattr(node, "environment_of", lambda pid: environments.get(pid, {**env, "RANK": "9"}))
-    monkeypatch.setattr(node, "bytes_of", lambda pid: 100 * pid)
-    monkeypatch.setattr(node, "status_of", lambda pid: {"cpu": pid * 1.111, "state": "R", "waits": f"w{pid}"})
-    (ranks.folder / "ranks/0/3.json").write_text('{"pid": 2}')
+    monkeypatch.setattr(node, "bytes_of", lambda pid: usage[pid][1])
+    monkeypatch.setattr(
+        node, "status_of", lambda pid: {"cpu": usage[pid][0], "state": "R", "waits": f"w{pid - first}"}
+    )
+    (ranks.folder / "ranks/0/3.json").write_text(json.dumps({"pid": first + 1}))
     node.NodeAgent().beat()
-    assert ranks.told()["ranks"] == {"3": {"cpu": 3.33, "moved": 300, "pid": 2, "state": "R", "waits": "w2"}}
+    assert ranks.told()["ranks"] == {
+        "3": {"cpu": 3.33, "moved": 300, "pid": first + 1, "state": "R", "waits": "w1"}
+    }
+
+
+def test_output_of_a_rank_is_its_position_else_the_size_of_its_log(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    positions = {7: 0, 8: 50}
+    monkeypatch.setattr(node, "output_position", positions.get)
+    (ranks.folder / "logs/0").mkdir(parents=True)
+    (ranks.folder / "logs/0/rank-3.log").write_bytes(b"hello")
+    (ranks.folder / "3.log").write_bytes(b"hi")
+    watch = node.NodeAgent()
+    assert [watch._output_of("3", pid) for pid in (7, 8, 9)] == [0, 50, 5]
+    assert watch._output_of("4", 9) == 0
+    monkeypatch.setattr(watch, "collector", SimpleNamespace(folder=str(ranks.folder)))
+    assert watch._output_of("3", 9) == 2
