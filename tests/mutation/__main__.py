@@ -52,7 +52,7 @@ TESTS = {
 }
 # These operators produce programs that behave the same.
 EQUIVALENT = ("core/ReplaceBinaryOperator_BitOr", "core/NumberReplacer")
-TIME_LIMIT_S = 600.0
+TIME_LIMIT_S = 240.0
 
 
 def list_mutants(folder: Path, package: str) -> list[Any]:
