@@ -7,15 +7,20 @@ import fcntl
 import os
 import pty
 import select
+import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from dtslurm.transport.ssh.terminal import run_in_terminal
 from tests.sshd.servers import SshLab
 from tests.transport.linking import server
 from tests.waiting import busyness
@@ -49,16 +54,19 @@ class Terminal:
         )  # fmt: skip
         self._theirs, self.text = theirs, ""
 
-    def resize(self, columns: int, lines: int) -> None:
+    def resize(self, columns: int, lines: int) -> int:
+        """Resize the terminal; return the number of its columns."""
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        return columns
 
     def type(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 
-    def wait_for(self, text: str) -> None:
+    def wait_for(self, text: str, meanwhile: Callable[[], object] = lambda: None) -> None:
         end = time.monotonic() + 60 * busyness()
         while text not in self.text:
             assert time.monotonic() < end, self.text
+            meanwhile()
             self.read(1.0)
 
     def read(self, seconds: float) -> None:
@@ -140,8 +148,8 @@ def test_size_follows_this_terminal_whose_settings_come_back(run: Opener) -> Non
         "echo began; until [ \"$(stty size)\" = '20 70' ]; do sleep 0.1; done; stty raw; echo resized"
     )
     terminal.wait_for("began")
-    terminal.resize(70, 20)
-    terminal.wait_for("resized")
+    # A program ssh that uses an open connection shows output before it notes changes of the size.
+    terminal.wait_for("resized", meanwhile=lambda: [terminal.resize(columns, 20) for columns in (71, 70)])
     assert terminal.end() == 0
     if run.host:  # a program here changes the settings of this terminal itself
         assert terminal.current_settings() == terminal.settings
@@ -166,3 +174,59 @@ def test_server_that_gives_no_terminal_is_named(
     terminal = by_paramiko("plain", "echo began")
     assert terminal.end() == 1
     assert "error: plain opens no terminal" in terminal.text
+
+
+class Session:
+    """A session of paramiko that has no more output, and whose terminal is resized while it opens."""
+
+    def __init__(self, resize: Callable[[], object]) -> None:
+        self._resize = resize
+        self._socket, self._other = socket.socketpair()
+        self.sizes: list[tuple[int, int]] = []
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def get_pty(self, term: str, width: int, height: int) -> None:
+        self.sizes.append((width, height))
+        self._resize()
+
+    def exec_command(self, line: str) -> None:
+        """Accept any command."""
+
+    def resize_pty(self, width: int, height: int) -> None:
+        self.sizes.append((width, height))
+        self._other.close()
+
+    def recv(self, size: int) -> bytes:
+        return self._socket.recv(size)
+
+    def recv_exit_status(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self._socket.close()
+        self._other.close()
+
+
+def test_size_that_changes_while_the_session_opens_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+
+    def resize(columns: int) -> None:
+        fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+        os.kill(os.getpid(), signal.SIGWINCH)  # as the kernel does for the program at the terminal
+
+    resize(100)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: theirs))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: theirs))
+    session = Session(lambda: resize(70))
+    ending = threading.Timer(60, session._other.close)  # so that a missed change fails and does not hang
+    ending.start()
+    try:
+        assert run_in_terminal(session, "true") == 0  # type: ignore[arg-type]
+    finally:
+        ending.cancel()
+        session.close()
+        os.close(ours)
+        os.close(theirs)
+    assert session.sizes == [(100, 30), (70, 30)]

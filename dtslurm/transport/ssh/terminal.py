@@ -28,11 +28,12 @@ def run_in_terminal(session: paramiko.Channel, line: str) -> int | None:
         SSHException, EOFError, OSError: the server gives the session no terminal, or the connection was lost.
     """
     terminal = sys.stdin.fileno()
-    size = os.get_terminal_size(terminal)
-    session.get_pty(os.environ.get("TERM", "dumb"), size.columns, size.lines)
-    session.exec_command(line)
-    with _raw_terminal(terminal), _changes_of_size() as changes:
-        _copy(session, terminal, sys.stdout.fileno(), changes)
+    with _changes_of_size() as changes:  # also while the session opens
+        size = os.get_terminal_size(terminal)
+        session.get_pty(os.environ.get("TERM", "dumb"), size.columns, size.lines)
+        session.exec_command(line)
+        with _raw_terminal(terminal):
+            _copy(session, terminal, sys.stdout.fileno(), changes)
     code = session.recv_exit_status()
     return None if code == _LOST else code
 
