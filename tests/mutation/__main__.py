@@ -142,7 +142,7 @@ def check_mutant(package: str, mutant: Any) -> dict[str, Any]:
     words += ["-m", "not slurm and not slow"]
     # Python would take the bytecode of another mutant of the same size and second for that of this one.
     shutil.rmtree(mutant.module_path.parent / "__pycache__", ignore_errors=True)
-    result = mutate_and_test([mutant], shlex.join([*words, *tests]), TIME_LIMIT_S)
+    result = mutate_and_test([mutant], shlex.join([*words, *tests]), 2 * TIME_LIMIT_S)
     outcome = str(result.test_outcome.value if result.test_outcome else result.worker_outcome.value)
     print(f"{package} {mutant.module_path}:{mutant.start_pos[0]} {outcome}", flush=True)
     lines = (result.diff or "").splitlines()
@@ -164,11 +164,13 @@ def enter_copy(folder: Path) -> None:
 
 
 def in_own_process_space() -> list[str]:
-    """Return the words with which a program sees only its own processes.
+    """Return the words with which a program sees only its own processes, all of which end with it or in time.
 
-    A mutant of ``kill`` may signal all processes, or all of its process group.
+    A mutant of ``kill`` may signal all processes, or all of its process group. Another may start processes
+    without end, which cosmic-ray would leave behind.
     """
-    words = ["setsid", "--wait", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    words = ["setsid", "--wait", "timeout", "--signal=KILL", f"{TIME_LIMIT_S:g}"]
+    words += ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     return [*words, *([] if os.geteuid() == 0 else ["--user", "--map-current-user"])]
 
 
