@@ -31,7 +31,8 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "import sys; from dtslurm.worker.probe import execute; sys.exit(execute.main())"
-RUN = {"DTSLURM_RUN_DIR": "/runs/a", "SLURM_PROCID": "0", "PATH": os.environ["PATH"]}
+RUN_DIR = f"/runs/{os.getpid()}"  # no process of another test is of this run
+RUN = {"DTSLURM_RUN_DIR": RUN_DIR, "SLURM_PROCID": "0", "PATH": os.environ["PATH"]}
 
 
 @contextmanager
@@ -53,7 +54,7 @@ def execute(
     command: Sequence[str],
     *,
     pid: int | None,
-    run_dir: str = "/home/user/runs/a",  # under another path here
+    run_dir: str = f"/home/user{RUN_DIR}",  # under another path here
     has_input: bool = False,
     **variables: str,
 ) -> subprocess.Popen[str]:
@@ -282,9 +283,9 @@ def test_node_is_known_by_its_name_without_the_domain(
 def test_environment_identifies_a_task(
     env: dict[str, str], variables: dict[str, str], is_match: bool
 ) -> None:
-    assert program.matches({**RUN, **env}, variables, "/runs/a") is is_match
+    assert program.matches({**RUN, **env}, variables, RUN_DIR) is is_match
     without_task = {name: value for name, value in RUN.items() if name != "SLURM_PROCID"}
-    assert not program.matches({**without_task, **env}, variables, "/runs/a")
+    assert not program.matches({**without_task, **env}, variables, RUN_DIR)
 
 
 def test_oldest_of_several_matching_processes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,10 +295,10 @@ def test_oldest_of_several_matching_processes_is_taken(monkeypatch: pytest.Monke
     monkeypatch.setattr(stacks, "started_at", started.__getitem__)
     monkeypatch.setattr(os, "listdir", lambda _folder: ["self", *map(str, started)])
     target = {"pid": None, "variables": {"RANK": "3"}}
-    assert program.find_process(target, "/runs/a") == 9
-    assert program.find_process({**target, "pid": 12}, "/runs/a") == 12  # the recorded one
-    assert program.find_process({**target, "pid": 14}, "/runs/a") == 9  # has another's id now
-    assert program.find_process({**target, "variables": {"RANK": "4"}}, "/runs/a") is None
+    assert program.find_process(target, RUN_DIR) == 9
+    assert program.find_process({**target, "pid": 12}, RUN_DIR) == 12  # the recorded one
+    assert program.find_process({**target, "pid": 14}, RUN_DIR) == 9  # has another's id now
+    assert program.find_process({**target, "variables": {"RANK": "4"}}, RUN_DIR) is None
 
 
 @pytest.fixture

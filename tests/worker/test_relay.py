@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = "import sys; from dtslurm.worker.relay import relay; sys.exit(relay.main())"
 MINE, OTHER = 1000, 1001
 
+RUN_DIR = f"/runs/{os.getpid()}"  # no process of another test is of this run
+
 
 def listening(address: str, uid: int = MINE) -> TcpSocket:
     return TcpSocket((address, 80), ("0.0.0.0", 0), listens=True, uid=uid, is_open=True)
@@ -362,7 +364,7 @@ def _fill(client: socket.socket) -> None:
 def relay_of(pid: int | None, **variables: str) -> subprocess.Popen[bytes]:
     """Start the program as srun does."""
     process = {"label": "3", "node": "n1", "variables": variables, "pid": pid}
-    request = {"run_dir": "/runs/a", "by_node": False, "process": process}
+    request = {"run_dir": RUN_DIR, "by_node": False, "process": process}
     argument = base64.b64encode(zlib.compress(json.dumps(request).encode())).decode()
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, argument],
@@ -374,7 +376,7 @@ def relay_of(pid: int | None, **variables: str) -> subprocess.Popen[bytes]:
 
 
 def test_relay_ends_with_the_process_of_the_job() -> None:
-    environment = {"DTSLURM_RUN_DIR": "/runs/a", "SLURM_PROCID": "0", "RANK": "3"}
+    environment = {"DTSLURM_RUN_DIR": RUN_DIR, "SLURM_PROCID": "0", "RANK": "3"}
     with subprocess.Popen(["sleep", "1000"], env={**os.environ, **environment}) as process:
         try:
             with relay_of(process.pid, RANK="3") as relay:
@@ -392,7 +394,7 @@ def test_relay_ends_with_the_process_of_the_job() -> None:
 
 
 def test_relay_ends_with_its_input() -> None:
-    environment = {"DTSLURM_RUN_DIR": "/runs/a", "SLURM_PROCID": "0", "RANK": "3"}
+    environment = {"DTSLURM_RUN_DIR": RUN_DIR, "SLURM_PROCID": "0", "RANK": "3"}
     with subprocess.Popen(["sleep", "1000"], env={**os.environ, **environment}) as process:
         try:
             with relay_of(process.pid, RANK="3") as relay:
