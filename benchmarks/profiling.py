@@ -68,7 +68,18 @@ def measure(folder: Path, way: str) -> Chart:
         return done.stdout
 
     layout = ["--ntasks-per-node", "2", "-l", "srun", "-t", "30"]
-    job = run("submit", "--cluster", "local", "--parsable", "--no-sample", *layout, "train.py", way).strip()
+    job = run(
+        "submit",
+        "--cluster",
+        "local",
+        "--parsable",
+        "--no-sample",
+        *layout,
+        "--python",
+        sys.executable,
+        "train.py",
+        way,
+    ).strip()
     try:
         wait_until(lambda: (folder / "steps-1").exists() and len(read_steps(folder)) > 50)
         times: dict[str, list[float]] = {QUIET: [], PROFILED: []}
