@@ -107,7 +107,8 @@ def find_request_path(run: RunFiles, rank: int) -> Path | None:
     """Return where a request for a rank of this run appears on its node; None outside a job."""
     if run.folder is None:
         return None
-    name = str(run.folder).replace("/", "_").encode()[-_LONGEST_NAME:].decode(errors="ignore")
+    # The command that writes it cuts bytes, not characters.
+    name = os.fsdecode(os.fsencode(run.folder).replace(b"/", b"_")[-_LONGEST_NAME:])
     return Path(os.environ.get("TMPDIR") or "/tmp", f"dtslurm-profile-{name}-{rank}")  # noqa: S108 (take_request checks its owner)
 
 

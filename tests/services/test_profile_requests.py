@@ -74,6 +74,15 @@ def test_reason_of_the_rank_is_printed(tmp_path: Path) -> None:
     assert end_of(process, tmp_path) == (1, "", "no space left\n")
 
 
+def test_folder_of_another_user_in_the_place_of_the_request_gets_no_file(tmp_path: Path) -> None:
+    (folder := tmp_path / "dtslurm-profile-_runs_a b-3").mkdir()
+    process = start(tmp_path, pid=os.getpid(), limit_s=0)
+    _, errors = process.communicate()
+    assert process.returncode not in {0, 4}
+    assert "directory" in errors
+    assert list(folder.iterdir()) == []
+
+
 def test_rank_that_takes_no_request_is_waited_for_until_the_limit(tmp_path: Path) -> None:
     assert end_of(start(tmp_path, pid=os.getpid(), limit_s=0), tmp_path) == (4, "", "")
 

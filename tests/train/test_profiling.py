@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from dtslurm.services.observe.inside.profile import _RECORD_STEPS
 from dtslurm.train.profiling import StepProfiler, find_request_path, take_request
 from dtslurm.train.run_files import RunFiles
 
@@ -21,14 +24,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFiles:
     return RunFiles(folder=tmp_path / "runs" / "a")
 
 
-def request_steps(run: RunFiles, tmp_path: Path, steps: int, *, rank: int = 0) -> Path:
-    """Request a profile of a rank; return the path of its trace."""
+def write_request(run: RunFiles, trace: Path, *lines: object, rank: int = 0) -> Path:
+    """Request a profile of a rank; return the path of the request."""
     path = find_request_path(run, rank)
     assert path is not None
-    trace = tmp_path / f"trace{rank}.json"
-    path.write_text(f"{steps}\n{trace}\n")
+    path.write_text("".join(f"{line}\n" for line in (*lines[:1], trace, *lines[1:])))
     path.chmod(0o600)
-    return trace
+    return path
+
+
+def train_steps(profiler: StepProfiler, number: int = 4) -> None:
+    for _ in range(number):
+        train_step()
+        profiler.end_step()
 
 
 def train_step() -> None:
@@ -42,8 +50,9 @@ def recorded(trace: Path) -> list[str]:
 
 def test_requested_steps_are_recorded_once(run: RunFiles, tmp_path: Path) -> None:
     profiler = StepProfiler(run, 0)
-    trace = request_steps(run, tmp_path, 2)
-    other = request_steps(run, tmp_path, 2, rank=1)
+    trace, other = tmp_path / "trace.json", tmp_path / "other.json"
+    write_request(run, trace, 2)
+    write_request(run, other, 2, rank=1)
     ended = []
     for step in range(6):
         train_step()
@@ -58,10 +67,9 @@ def test_requested_steps_are_recorded_once(run: RunFiles, tmp_path: Path) -> Non
 
 def test_training_that_ends_earlier_leaves_the_steps_so_far(run: RunFiles, tmp_path: Path) -> None:
     profiler = StepProfiler(run, 0)
-    trace = request_steps(run, tmp_path, 100)
-    for _ in range(4):
-        train_step()
-        profiler.end_step()
+    trace = tmp_path / "trace.json"
+    write_request(run, trace, 100)
+    train_steps(profiler)
     profiler.close()
     profiler.close()
     assert recorded(trace) == ["ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#3"]
@@ -69,37 +77,28 @@ def test_training_that_ends_earlier_leaves_the_steps_so_far(run: RunFiles, tmp_p
 
 def test_training_that_profiles_itself_is_not_disturbed(run: RunFiles, tmp_path: Path) -> None:
     profiler = StepProfiler(run, 0)
-    trace = request_steps(run, tmp_path, 1)
+    trace = tmp_path / "trace.json"
+    write_request(run, trace, 1)
     with torch.profiler.profile() as own:
-        for _ in range(4):
-            train_step()
-            profiler.end_step()
+        train_steps(profiler)
     assert "aten::matmul" in {event.key for event in own.key_averages()}
     assert not trace.exists()
-    assert "uses torch.profiler itself" in trace.with_name("trace0.json.error").read_text()
+    assert "uses torch.profiler itself" in trace.with_name("trace.json.error").read_text()
 
 
 def test_trace_that_cannot_be_written_does_not_end_the_training(
     run: RunFiles, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     profiler = StepProfiler(run, 0)
-    path = find_request_path(run, 0)
-    assert path is not None
-    path.write_text(f"1\n{tmp_path}/gone/trace.json\n")
-    for _ in range(4):
-        train_step()
-        profiler.end_step()
+    write_request(run, tmp_path / "gone" / "trace.json", 1)
+    train_steps(profiler)
     assert "dtslurm: steps cannot be profiled: " in capfd.readouterr().err
 
 
 def test_allocations_are_recorded_on_request(run: RunFiles, tmp_path: Path) -> None:
     profiler = StepProfiler(run, 0)
-    path = find_request_path(run, 0)
-    assert path is not None
-    path.write_text(f"1\n{tmp_path}/trace.json\nmemory\n")
-    for _ in range(4):
-        train_step()
-        profiler.end_step()
+    write_request(run, tmp_path / "trace.json", 1, "memory")
+    train_steps(profiler)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     sizes = [event["args"]["Bytes"] for event in events if event["name"] == "[memory]"]
     assert 64 in sizes  # 4 x 4 numbers of 4 bytes
@@ -120,9 +119,7 @@ def test_other_files_are_refused_once(run: RunFiles, capfd: pytest.CaptureFixtur
 
 
 def test_files_of_other_users_are_not_read(run: RunFiles, tmp_path: Path) -> None:
-    request_steps(run, tmp_path, 1)
-    path = find_request_path(run, 0)
-    assert path is not None
+    path = write_request(run, tmp_path / "trace.json", 1)
     path.chmod(0o622)
     with pytest.raises(PermissionError):
         take_request(path)
@@ -132,10 +129,16 @@ def test_files_of_other_users_are_not_read(run: RunFiles, tmp_path: Path) -> Non
         take_request(path)
 
 
-def test_long_run_directories_have_requests_too(tmp_path: Path) -> None:
-    run = RunFiles(folder=Path("/", *["ü" * 100] * 4, "run-17"))
-    path = find_request_path(run, 12)
+@pytest.mark.parametrize("padding", range(3))
+def test_long_run_directories_have_the_requests_that_the_command_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: int
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    folder = Path("/", *["ü" * 100] * 4, "x" * padding, "run-17")  # the cut is within a character, or not
+    [line] = [line for line in _RECORD_STEPS.splitlines() if line.startswith("name=")]
+    shell = ["sh", "-c", f'{line}; : >"$TMPDIR/dtslurm-profile-$name-12"']
+    subprocess.run(shell, env={**os.environ, "DTSLURM_RUN_DIR": str(folder)}, check=True)
+    path = find_request_path(RunFiles(folder=folder), 12)
     assert path is not None
-    assert len(path.name.encode()) < 255
-    assert path.name.endswith("_run-17-12")
+    assert path.exists()
     assert find_request_path(RunFiles(), 0) is None

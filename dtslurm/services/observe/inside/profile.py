@@ -49,10 +49,10 @@ umask 077
 folder=$(mktemp -d) || exit
 name=$(printf %s "$DTSLURM_RUN_DIR" | tr / _ | tail -c 150)
 request=${TMPDIR:-/tmp}/dtslurm-profile-$name-${RANK:-0}
-trap 'rm -rf "$folder" "$request"' EXIT
+trap 'rm -rf "$folder"; rm -f "$request"' EXIT
 trap 'exit 1' HUP INT TERM
 printf '%s\\n' "$1" "$folder/trace.json" ${3:+"$3"} >"$folder/request" || exit
-mv -f "$folder/request" "$request" || exit
+mv -fT "$folder/request" "$request" || exit
 waited=0
 until [ -e "$folder/trace.json" ]; do
   if [ -e "$folder/trace.json.error" ]; then cat "$folder/trace.json.error" >&2; exit 1; fi
