@@ -1,9 +1,11 @@
-"""Free TCP ports for tests that start a server later."""
+"""TCP ports of this machine for tests."""
 
 from __future__ import annotations
 
 import random
 import socket
+
+import pytest
 
 _claims: list[socket.socket] = []
 
@@ -29,3 +31,17 @@ def free_port() -> int:
             _claims.append(claim)
             return port
     raise AssertionError("no free port on 127.0.0.1")
+
+
+def listen(host: str) -> socket.socket:
+    """Return a socket that listens at a free port of an address of this machine.
+
+    The test is skipped if the address is of IPv6, and the machine has none.
+    """
+    is_ipv6 = ":" in host
+    try:
+        return socket.create_server((host, 0), family=socket.AF_INET6 if is_ipv6 else socket.AF_INET)
+    except OSError:
+        if is_ipv6:
+            pytest.skip("this machine has no IPv6")
+        raise

@@ -19,6 +19,7 @@ from dtslurm.worker.lib.sockets import TcpSocket
 from dtslurm.worker.relay import connections as wire
 from dtslurm.worker.relay import relay
 from dtslurm.worker.relay.relay import PortRelay
+from tests.ports import listen
 from tests.waiting import wait_until
 
 PID = 77
@@ -197,12 +198,8 @@ def test_node_that_cannot_listen_is_not_tested(client: Client, monkeypatch: pyte
 
 
 def test_way_to_the_client_may_be_of_ipv6() -> None:
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            pass
-    except OSError:
-        pytest.skip("this machine has no IPv6")
-    assert relay.find_own_address("::1") == "::1"
+    with listen("::1"):
+        assert relay.find_own_address("::1") == "::1"
 
 
 # ---- What it connects to ----
@@ -268,12 +265,7 @@ def test_port_without_a_service_breaks_the_connection_with_the_reason(client: Cl
     ],
 )
 def test_service_is_reached_at_the_address_where_it_listens(host: str, reached: str) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, 0), family=family)
-    except OSError:
-        pytest.skip("this machine has no IPv6")
-    with listener, relay.connect(port_of(listener)) as connection:
+    with listen(host) as listener, relay.connect(port_of(listener)) as connection:
         assert connection.getpeername()[:2] == (reached, port_of(listener))
         assert connection.gettimeout() is None  # a connection may be silent for long
 

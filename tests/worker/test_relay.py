@@ -22,6 +22,7 @@ from dtslurm.worker.lib.sockets import TcpSocket
 from dtslurm.worker.relay import connections as wire
 from dtslurm.worker.relay.connections import Connections, FrameDecoder, ProtocolError
 from dtslurm.worker.relay.relay import describe_port, find_own_address
+from tests.ports import listen
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -82,12 +83,7 @@ def test_addresses_of_the_kernel_are_read(text: str, address: tuple[str, int]) -
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
 def test_sockets_of_this_process_are_found_in_the_tables(host: str) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, 0), family=family)
-    except OSError:
-        pytest.skip("this machine has no IPv6")
-    with listener:
+    with listen(host) as listener:
         port = listener.getsockname()[1]
         assert [item.uid for item in sockets.find_listeners(port)] == [os.getuid()]
     assert sockets.find_listeners(port) == []

@@ -28,6 +28,7 @@ from dtslurm.worker.staging import copying, files, node, results
 from dtslurm.worker.staging import main as staging_main
 from dtslurm.worker.staging.request import Item, choose, expand, parse, shard
 from dtslurm.worker.supervisor import slurm
+from tests.conftest import skip_or_fail
 from tests.lab.software import Software
 
 PROGRAMS = [*sorted(assets.worker("staging").glob("*.py")), assets.worker("artifacts.py")]
@@ -900,7 +901,7 @@ def test_a_copy_that_lacks_files_is_refused(
 @pytest.mark.parametrize(("mode", "program"), [("w:bz2", "bzip2"), ("w:xz", "xz"), ("w:gz", "gzip")])
 def test_compressed_archives_are_unpacked(tmp_path: Path, mode: Any, program: str) -> None:
     if shutil.which(program) is None:
-        pytest.skip(f"there is no {program}")
+        skip_or_fail(program)
     (tmp_path / "a.txt").write_text("text")
     archive = tmp_path / "archive"
     with tarfile.open(archive, mode) as tar:
