@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from dtslurm.model.runs.profile import MemorySpot, RankMemory
 from dtslurm.model.values import dataclass
-from dtslurm.views.step_profile import Operation, find_steps
+from dtslurm.views.step_profile import Operation, find_steps, nest
 
 _MOST_SPOTS = 3
 _ON_CPU = 0  # in c10::DeviceType
+_POINT = ""  # the category of an event among operators
 
 
 @dataclass(frozen=True)
@@ -59,23 +60,14 @@ def summarize_memory(
 
 
 def _name_operations(
-    operations: Iterable[Operation], allocations: Iterable[MemoryEvent]
+    operations: Iterable[Operation], events: Sequence[MemoryEvent]
 ) -> Iterator[tuple[str, MemoryEvent]]:
-    """Yield each allocation after the name of the innermost operator around it."""
-    threads: defaultdict[str, list[Operation]] = defaultdict(list)
-    for operation in operations:
-        if operation.category == "cpu_op":
-            threads[operation.thread].append(operation)
-    for items in threads.values():
-        items.sort(key=lambda item: (item.start_us, -item.end_us))
-    begun: defaultdict[str, int] = defaultdict(int)
-    around: defaultdict[str, list[Operation]] = defaultdict(list)
-    for allocation in allocations:
-        thread = allocation.thread
-        items, stack = threads[thread], around[thread]
-        while begun[thread] < len(items) and items[begun[thread]].start_us <= allocation.time_us:
-            stack.append(items[begun[thread]])
-            begun[thread] += 1
-        while stack and stack[-1].end_us < allocation.time_us:
-            stack.pop()
-        yield stack[-1].name if stack else "no operator", allocation
+    """Yield each event after the name of the innermost operator around it."""
+    operators = [item for item in operations if item.category == "cpu_op"]
+    points = [
+        Operation(str(number), _POINT, event.thread, event.time_us, event.time_us)
+        for number, event in enumerate(events)
+    ]
+    for around, item in nest([*operators, *points]):
+        if item.category == _POINT:
+            yield around[-1].name if around else "no operator", events[int(item.name)]

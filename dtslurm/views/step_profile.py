@@ -105,14 +105,14 @@ def measure(intervals: Iterable[Interval]) -> float:
 def sum_own_time(operations: Iterable[Operation]) -> dict[str, float]:
     """Return the microseconds of each operation by its name, without those of the operations in it."""
     own_us: defaultdict[str, float] = defaultdict(float)
-    for open_operations, operation in _nest(operations):
+    for around, operation in nest(operations):
         own_us[operation.name] += operation.end_us - operation.start_us
-        if open_operations:
-            own_us[open_operations[-1].name] -= operation.end_us - operation.start_us
+        if around:
+            own_us[around[-1].name] -= operation.end_us - operation.start_us
     return own_us
 
 
-def _nest(operations: Iterable[Operation]) -> Iterator[tuple[list[Operation], Operation]]:
+def nest(operations: Iterable[Operation]) -> Iterator[tuple[list[Operation], Operation]]:
     """Yield each operation with those of its thread around it, the outermost first."""
     threads: defaultdict[str, list[Operation]] = defaultdict(list)
     for operation in operations:
