@@ -1,4 +1,4 @@
-"""The documentation's table of launchers, made from the outcomes of the tests that prove each cell.
+"""Write the table of launchers in docs/tested.md from the results of the tests that prove its cells.
 
 A test says what it proves by ``@pytest.mark.proves(LAUNCHER, COLUMN, ...)``; a cell is proved if all tests
 that claim it passed. With ``DTSLURM_TABLE=1`` a run that leaves none of these tests out compares the table

@@ -38,10 +38,10 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class BrowserDashboard(Server):
     """Shows ``dtslurm top`` in the browser of its user; each page runs a dashboard of its own.
 
-    A dashboard can cancel jobs and open shells, and textual-serve lets in everybody who reaches its port,
-    and pages of other sites. Here a request must come from a process of the same user, be meant for
-    loopback (a site may give its own name that address), and have the cookie of the browser that first
-    opened the address with the token.
+    A dashboard can cancel jobs. textual-serve accepts every client that can connect to its port, and web
+    pages of other sites. This server accepts a request only if a process of the same user sent it, if its
+    Host header names the loopback address (a site can give its own name that address), and if it has the
+    cookie of the browser that first opened the address with the token.
 
     Attributes:
         address: what the user opens, once.

@@ -88,6 +88,16 @@ def test_options_apply_to_pages_and_no_page_outlives_the_server(cli: Cli) -> Non
     cli("cancel", job)
 
 
+def test_missing_package_is_named_with_the_command_that_installs_it(cli: Cli) -> None:
+    (cli.folder / "textual_serve.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'textual_serve'\")"
+    )
+    cli.env["PYTHONPATH"] = str(cli.folder)
+    stderr = cli("top", "--web", code=2).stderr
+    assert "top --web needs the Python package textual-serve (No module named 'textual_serve')" in stderr
+    assert f"{sys.executable} -m pip install 'dtslurm[web]'" in stderr
+
+
 def test_wrong_options_are_refused(cli: Cli) -> None:
     assert "--web and --once exclude each other" in cli("top", "--web", "--once", code=2).stderr
     assert "--web and --json exclude each other" in cli("top", "--web", "--json", code=2).stderr
