@@ -1,7 +1,7 @@
 """Records the sessions that the README shows: ``python -m tests.pictures [NAME]...`` writes docs/NAME.svg.
 
-The commands really run, on cluster ``local`` in a temporary home. A picture plays its session: each line
-appears at its time, and the whole stays.
+The script runs the commands on cluster ``local``, in a temporary home. A picture is an animated SVG: its
+lines appear one after the other, and stay.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def test_every_documented_make_target_exists() -> None:
 
 
 def test_layout_of_a_run_is_described() -> None:
-    text = (ROOT / "docs" / "usage.md").read_text()
+    text = (ROOT / "docs" / "run-directory.md").read_text()
     for name in ("job.json", "script.sbatch", "events.jsonl", "DTSLURM_METRICS", "DTSLURM_CHECKPOINT_DIR"):
         assert name in text
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
