@@ -245,7 +245,7 @@ def test_components_of_a_heterogeneous_job_are_requeued_and_cancelled_together(
     cli.wait_until((run.path / "logs/0/rank-0.log").exists)
     slurm_lab.run(["scontrol", "requeue", job])
     cli.wait_until((run.path / "logs/1/rank-0.log").exists, 120)
-    assert address(run, "rollout-0", 1)["ports"]["http"]
+    assert address(run, "rollout-0", 1)["ports"]["http"]  # the requeue itself restarted no server
     cli("cancel", job)
     assert {item["state"] for item in cli.wait_for_end(job)["statuses"]} == {"CANCELLED"}
     cli.wait_until(lambda: not slurm_lab.run(["squeue", "--noheader", f"--jobs={job}"]).stdout.strip())

@@ -34,6 +34,7 @@ def stop_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(monitor, "time", fake)
     monkeypatch.setattr(instances, "time", fake)
     monkeypatch.setattr(slurm, "bad_nodes", lambda _nodes: {})
+    monkeypatch.setattr(slurm, "show_job", lambda: {"JobState": "RUNNING", "Restarts": "0"})
     return clock
 
 
@@ -219,6 +220,26 @@ def test_end_of_the_job_restarts_nothing(tmp_path: Path) -> None:
     site.supervisor.term_at = 999.0
     site.monitor._note_end(site.first)
     assert (site.first.state, site.events) == (instances.READY, [])
+
+
+@pytest.mark.parametrize("code", [143, 0])  # some servers end with 0 after TERM
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"JobState": "COMPLETING", "Restarts": "1"},
+        {"JobState": "CANCELLED", "Restarts": "0"},
+        {"JobState": "RUNNING", "Restarts": "0", "PreemptTime": "2026-11-28T10:38:29"},
+    ],
+)
+def test_instance_that_slurm_ends_before_the_supervisor_is_not_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: dict[str, str], code: int
+) -> None:
+    monkeypatch.setattr(slurm, "show_job", lambda: job)
+    site = RunningSite(tmp_path, role("rollout", restart="never"))
+    site.exit_codes["rollout-0"] = code
+    for _ in range(2):
+        site.monitor._act_on_ends()
+    assert (site.first.state, site.events, site.monitor.failure) == (instances.READY, [], {})
 
 
 def test_node_that_slurm_calls_lost_is_the_cause_and_is_excluded(

@@ -327,6 +327,15 @@ def preempted(job: Mapping[str, str]) -> bool:
     return state == "PREEMPTED" or preempt_time not in ("None", "Unknown", "")
 
 
+def ends_job(job: Mapping[str, str]) -> bool:
+    """Return whether Slurm ends this start of the job, for any reason, as far as its fields are known.
+
+    Its processes are ended in any order, so those of a server may end long before this one receives TERM.
+    """
+    runs = job.get("JobState", "RUNNING") in ("RUNNING", "SUSPENDED", "RESIZING", "CONFIGURING")
+    return not runs or started_anew(job) or preempted(job)
+
+
 def cancelled(job: Mapping[str, str], limit_at: Optional[float]) -> bool:
     """Return whether a person cancelled this job.
 

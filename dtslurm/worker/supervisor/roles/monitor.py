@@ -394,7 +394,10 @@ class RoleMonitor:
     def _consider_restart(
         self, instance: Instance, findings: Dict[str, Any], code: Optional[int] = None
     ) -> None:
-        """Restart an instance, or its role with the main role, or end the run."""
+        """Restart an instance, or its role with the main role, or end the run, unless Slurm ends the job."""
+        if slurm.ends_job(slurm.show_job()):
+            self.ignore_ends()
+            return
         role = instance.role
         lost = [name for name, state in slurm.bad_nodes(instance.nodes).items() if slurm.is_lost(state)]
         if lost:
