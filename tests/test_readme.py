@@ -32,9 +32,8 @@ def command_lines(document: str) -> list[str]:
 
 
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-DTSLURM = sorted(
-    {line for document in DOCUMENTS for line in command_lines(document) if line.startswith("dtslurm")}
-)
+COMMANDS = {line for document in DOCUMENTS for line in command_lines(document) if line.startswith("dtslurm")}
+DTSLURM = sorted(COMMANDS - {"dtslurm init"})
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +176,14 @@ def test_every_documented_dtslurm_command_succeeds(
         match = re.search(r"submitted job (\d+)", done.stderr)
         assert match
         run_line(folder, environment, f"dtslurm cancel {match[1]}")
+
+
+def test_documented_setup_succeeds(project: tuple[Path, dict[str, str], str]) -> None:
+    """Its questions are answered in tests/e2e/test_init.py."""
+    folder, environment, _ = project
+    assert "dtslurm init" in command_lines("docs/tutorial.md")
+    (folder / "new").mkdir()
+    run_line(folder / "new", environment, "dtslurm init --yes")
 
 
 def test_the_other_documented_commands_are_known() -> None:

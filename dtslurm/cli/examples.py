@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import click
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "init": ("dtslurm init", "dtslurm init login.example.org", "dtslurm init --yes --no-demo"),
     "submit": (
         "dtslurm submit train.py --lr 3e-4",
         "dtslurm submit -N 2 --gpus-per-node 8 -t 8:00:00 train.py",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # name -> (module:object, help text), so that --help need not import the commands
 COMMANDS: Mapping[str, tuple[str, str]] = {
+    "init": ("dtslurm.cli.setup.init:init", "Set up a folder in five questions, and run a first job."),
     "submit": ("dtslurm.cli.commands.submit:submit", "Check, render and queue a training script."),
     "render": ("dtslurm.cli.commands.submit:render", "Print the sbatch script without queueing it."),
     "status": ("dtslurm.cli.commands.status:status", "Show your runs and their states."),

@@ -54,7 +54,7 @@ COLUMNS = {
         "test_large_layout", "test_roles",
     ),
     "data, sweeps": ("test_staging", "test_sweeps"),
-    "cluster discover, check": ("test_discover", "test_fabric_check"),
+    "cluster discover, check": ("test_discover", "test_init", "test_fabric_check"),
 }  # fmt: skip
 Record = Mapping[str, Mapping[str, Any]]
 

@@ -119,7 +119,7 @@ def discover(
         output.note(f"notice: {line}")
     is_written = False
     if target is not None:
-        is_written = _write_profile(context, target, existing_text, discovery, yes=yes)
+        is_written = write_profile(context, target, existing_text, discovery, yes=yes)
     if as_json:
         _print_json(discovery, target, is_written=is_written)
     elif target is None:
@@ -155,7 +155,7 @@ def _format_cluster_argument(path: Path) -> str:
     return path.stem if path.parent.name == "cluster_profiles" else str(path)
 
 
-def _write_profile(
+def write_profile(
     context: Context, path: Path, old_text: str | None, discovery: Discovery, *, yes: bool
 ) -> bool:
     """Write a new profile, or update an existing one if the user agrees; return whether it was written."""

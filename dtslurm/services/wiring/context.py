@@ -325,7 +325,7 @@ class Context:
             raise RequestInvalid([f"cluster {access.name} cannot be reached with transport {name}: {reason}"])
         from dtslurm.transport.connect import connect, real_name
 
-        is_ambiguous = name == "auto" and self._has_slurm()
+        is_ambiguous = name == "auto" and self.has_slurm()
         hint = f"if this machine's Slurm is {access.name}'s: {OWN_SLURM_HINT}" if is_ambiguous else ""
         ssh_transport = connect(
             access.host, user=access.user, transport=name, env=self.env, prompt=self.prompt, hint=hint
@@ -341,7 +341,8 @@ class Context:
             else (ssh_transport, "this machine's Slurm was not recognised as the cluster's Slurm")
         )
 
-    def _has_slurm(self) -> bool:
+    def has_slurm(self) -> bool:
+        """Return whether this machine has a Slurm that is configured."""
         sbatch = shutil.which("sbatch", path=self.env.get("PATH"))
         return sbatch is not None and is_configured(sbatch, self.env)
 
