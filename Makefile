@@ -90,12 +90,13 @@ test-slurm-versions: install-dev
 	$(PIP) install --group versions
 	$(BIN)/python -m tests.lab.versions $(VERSIONS)
 
+# No --quiet for mkdocs: with --quiet, --strict ignores all warnings, such as links to missing pages.
 check: install-dev
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 	$(PYTEST) -q tests/render/test_golden.py tests/test_structure.py
 
 docs: install-dev
