@@ -5,7 +5,7 @@
 # make test-all  the same with all cases, and compare docs/tested.md's table of launchers; UPDATE_TABLE=1 writes it
 # make check  format, lint, types, import contracts, documentation, golden scripts
 # make lock   write the versions and hashes of what development and tests use, requirements-dev.lock, anew
-# make docs   the documentation as a site, in build/site
+# make docs   the generated pages of the documentation, in docs/reference, and the site, in build/site
 # make test-slurm-versions  the end-to-end tests on Slurm 20.11, 22.05, 24.11 and 26.05, and their table in docs/tested.md
 # make test-gpu  what only a GPU can show, on a machine with one, into docs/gpu.json; GPU_PYTHON=/path/to/python
 #             trains with the frameworks that are installed there
@@ -100,6 +100,7 @@ check: install-dev
 	$(PYTEST) -q tests/render/test_golden.py tests/test_structure.py
 
 docs: install-dev
+	$(BIN)/python docs/generate.py
 	$(BIN)/mkdocs build --strict
 
 bench: install-dev

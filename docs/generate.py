@@ -1,4 +1,4 @@
-"""The generated documentation pages: commands, schemas, causes of failure, faults and dependencies."""
+"""The pages in docs/reference, which `make docs` generates: commands, schemas, causes, faults and others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.exceptions import BuildError
 
 from benchmarks import page as benchmarks
 from dtslurm.cli.main import cli
@@ -23,6 +23,7 @@ from tests.gpu import page as gpu
 from tests.release.dependencies import components, licence
 
 Schema = Mapping[str, Any]
+REFERENCE = Path(__file__).parent / "reference"
 FAULTS = """# Faults that the tests inject
 
 This page lists faults of clusters and the tests that inject them. The name of a test contains the number of
@@ -43,36 +44,59 @@ WORDS = {"array": "list", "object": "mapping", "string": "text", "boolean": "yes
 
 
 def on_pre_build(config: MkDocsConfig) -> None:
-    """Update the page of the benchmarks, which is kept in the source so that it can be read there."""
+    """Update the page of the benchmarks, and check that docs/reference is up to date.
+
+    Raises:
+        BuildError: a page in docs/reference differs from the page that is generated now.
+    """
     del config
     benchmarks.write_page()
+    if pages := changed_pages():
+        names = ", ".join(f"docs/reference/{path.name}" for path in pages)
+        raise BuildError(
+            f"generated pages are out of date: {names}. Run `make docs` and commit docs/reference."
+        )
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages to the files of the site."""
+def write_reference() -> None:
+    """Write the pages in docs/reference that have changed."""
+    REFERENCE.mkdir(exist_ok=True)
+    for path, text in changed_pages().items():
+        path.write_text(text, "utf-8")
+
+
+def changed_pages() -> dict[Path, str]:
+    """Return the generated pages that differ from their files."""
+    return {
+        path: text
+        for path, text in reference_pages().items()
+        if not path.exists() or path.read_text("utf-8") != text
+    }
+
+
+def reference_pages() -> dict[Path, str]:
+    """Return the texts of the generated pages by their paths."""
     pages = {
-        "reference/commands.md": commands(),
-        "reference/profile.md": schema_page(
+        "commands": commands(),
+        "profile": schema_page(
             "Cluster profiles",
             "A cluster profile is a YAML file. Write the keys that you know, and omit the others.\n"
             "`dtslurm cluster schema` prints the JSON Schema of profiles for editors.",
             profile_schema(),
         ),
-        "reference/job.md": schema_page(
+        "job": schema_page(
             "Job files",
             "The job file of `dtslurm submit JOB.yaml` can contain each option of `submit` by its long name, "
             "and these keys.\n`dtslurm cluster schema job` prints the JSON Schema of job files for editors.",
             job_schema(),
         ),
-        "reference/causes.md": causes(),
-        "reference/faults.md": faults_page(),
-        "reference/long-runs.md": long_runs.page(),
-        "reference/gpu.md": gpu.page(),
-        "reference/dependencies.md": dependencies_page(),
+        "causes": causes(),
+        "faults": faults_page(),
+        "long-runs": long_runs.page(),
+        "gpu": gpu.page(),
+        "dependencies": dependencies_page(),
     }
-    for name, text in pages.items():
-        files.append(File.generated(config, name, content=text))
-    return files
+    return {REFERENCE / f"{name}.md": f"{text.strip()}\n" for name, text in pages.items()}
 
 
 def commands() -> str:
@@ -177,7 +201,7 @@ def causes() -> str:
             for advice in dict.fromkeys(signature.advice for signature in group)
             if advice
         ]
-        examples = [example for signature in group for example in signature.examples[:1]]
+        examples = [example.rstrip() for signature in group for example in signature.examples[:1]]
         parts.append("\n\n```text\n" + "\n".join(examples) + "\n```\n")
     return "".join(parts)
 
@@ -185,3 +209,7 @@ def causes() -> str:
 def _plain(advice: str) -> str:
     """Return advice without the parts that depend on the log line."""
     return re.sub(r"\[\[.*?\]\]", "", advice).replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    write_reference()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from mkdocs.exceptions import BuildError
 
 from dtslurm.launch import registry
 from tests.render.conftest import Render, render_job
@@ -106,3 +108,19 @@ def test_the_documented_python_examples_work(number: int, tmp_path: Path) -> Non
         {"[(0.0006, 0), (0.0006, 1)]", "[[(0.0002, 0), (0.0002, 1)], [(0.0004, 0), (0.0004, 1)]]"},
     ]
     assert shown[number] <= set(done.stdout.splitlines())
+
+
+def test_the_site_is_not_built_if_a_generated_page_is_out_of_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = importlib.import_module("docs.generate")
+    page = tmp_path / "commands.md"
+    monkeypatch.setattr(generate, "REFERENCE", tmp_path)
+    monkeypatch.setattr(generate, "reference_pages", lambda: {page: "new\n"})
+    monkeypatch.setattr(generate.benchmarks, "write_page", lambda: None)
+    page.write_text("old\n")
+    with pytest.raises(BuildError, match=r"docs/reference/commands\.md\. Run `make docs`"):
+        generate.on_pre_build(None)
+    generate.write_reference()
+    generate.on_pre_build(None)
+    assert page.read_text() == "new\n"
