@@ -3,7 +3,7 @@
 # make test   install what the tests need, a real Slurm and gigabytes of frameworks included, and run every test,
 #             long matrices by a sample of their cases; PYTEST_ARGS='--seed 7' takes the cases of that seed again
 # make test-all  the same with all cases, and compare docs/tested.md's table of launchers; UPDATE_TABLE=1 writes it
-# make check  format, lint, types, import contracts, documentation, golden scripts
+# make check  format, lint, types, import contracts, documentation and its links, golden scripts
 # make lock   write the versions and hashes of what development and tests use, requirements-dev.lock, anew
 # make docs   the generated pages of the documentation, in docs/reference, and the site, in build/site
 # make test-slurm-versions  the end-to-end tests on Slurm 20.11, 22.05, 24.11 and 26.05, and their table in docs/tested.md
@@ -97,7 +97,8 @@ check: install-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --strict
-	$(PYTEST) -q tests/render/test_golden.py tests/test_structure.py
+	$(BIN)/python -m tests.links
+	$(PYTEST) -q tests/render/test_golden.py tests/test_structure.py tests/test_links.py
 
 docs: install-dev
 	$(BIN)/python docs/generate.py
