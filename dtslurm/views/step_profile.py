@@ -10,6 +10,7 @@ from dtslurm.model.runs.profile import HotSpot, RankProfile
 from dtslurm.model.values import dataclass
 
 _STEP = re.compile(r"ProfilerStep#\d+")
+_OPTIMIZER_STEP = re.compile(r"Optimizer\.step#\w+\.step")
 _ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
 # Kernels of NCCL and RCCL; the threads of gloo and MPI.
 _COLLECTIVE_KERNEL = re.compile(r"nccl(?:Dev)?Kernel|rccl", re.IGNORECASE)
@@ -73,11 +74,21 @@ def summarize_steps(label: str, operations: Sequence[Operation]) -> RankProfile:
     )
 
 
-def find_steps(operations: Iterable[Operation]) -> Interval:
-    """Return the begin of the first step and the end of the last one; (0, 0) without steps."""
-    steps = [item for item in operations if _STEP.fullmatch(item.name) and item.category == "user_annotation"]
-    start = min((item.start_us for item in steps), default=0.0)
-    return start, max((item.end_us for item in steps), default=0.0)
+def find_steps(operations: Sequence[Operation]) -> Interval:
+    """Return the begin of the first step and the end of the last one; (0, 0) without operations.
+
+    In a trace without marked steps, a step lasts from one end of an optimizer's step to the next one, or all
+    is one step.
+    """
+    marks = [item for item in operations if item.category == "user_annotation"]
+    steps = [item for item in marks if _STEP.fullmatch(item.name)]
+    if steps:
+        return min(item.start_us for item in steps), max(item.end_us for item in steps)
+    ends = [item.end_us for item in marks if _OPTIMIZER_STEP.fullmatch(item.name)]
+    if len(ends) > 1:
+        return min(ends), max(ends)
+    start = min((item.start_us for item in operations), default=0.0)
+    return start, max((item.end_us for item in operations), default=0.0)
 
 
 def _is_collective(operation: Operation) -> bool:

@@ -73,8 +73,23 @@ def test_operations_outside_of_the_steps_do_not_count() -> None:
     )
 
 
-def test_trace_without_steps_has_no_shares() -> None:
-    profile = summarize_steps("0", [operation("aten::mm", 0, 5)])
+def test_steps_without_marks_are_from_one_end_of_an_optimizer_to_the_next() -> None:
+    operations = [
+        operation("PyTorch Profiler (0)", 0, 1000, "Trace"),
+        operation("Optimizer.step#AdamW.step", 80, 100, "user_annotation"),
+        operation("aten::mm", 90, 150),
+        operation("Optimizer.step#AdamW.step", 180, 200, "user_annotation"),
+        operation("Optimizer.step#AdamW.step", 880, 900, "gpu_user_annotation"),
+        operation("Optimizer.zero_grad#AdamW.zero_grad", 980, 990, "user_annotation"),
+    ]
+    profile = summarize_steps("0", operations)
+    assert [profile.seconds, profile.shares["compute"]] == pytest.approx([1e-4, 0.5])
+    whole = summarize_steps("0", operations[:3])
+    assert [whole.seconds, whole.shares["compute"]] == pytest.approx([1e-3, 0.06])
+
+
+def test_empty_trace_has_no_shares() -> None:
+    profile = summarize_steps("0", [])
     assert (profile.seconds, set(profile.shares.values()), profile.hot_spots) == (0.0, {0.0}, ())
 
 

@@ -64,6 +64,41 @@ def test_steps_of_ranks_show_the_rank_that_the_others_wait_for(cli: Cli) -> None
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
 
 
+PLAIN = """
+    import os, time, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(200, 200)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    print("began", flush=True)
+    while not os.path.exists("stop"):
+        for _ in range(300 if dist.get_rank() == 1 else 1):
+            optimizer.zero_grad()
+            model(torch.ones(200, 200)).sum().backward()
+        dist.all_reduce(model.weight.grad)
+        optimizer.step()
+    dist.destroy_process_group()
+"""
+
+
+@WITHOUT_SSH
+def test_job_that_knows_nothing_of_dtslurm_is_profiled_if_pytorch_asks_for_requests(cli: Cli) -> None:
+    layout = ["--ntasks-per-node", "2"] if cli.cluster == "local" else ["-N2"]
+    words = [*layout, "-l", "torchrun", "--python", sys.executable, "--no-snapshot"]
+    job = cli.submit(*words, "--env", "KINETO_USE_DAEMON=1", cli.script(PLAIN))
+    cli.wait_until(lambda: cli("logs", job, code=None).stdout.count("began") == 2)
+    done = cli("profile", job, "--with", "torch", "--steps", "3", timeout=240)
+    assert "the others wait for rank 1, which is mostly in " in done.stdout
+    [folder] = cli.folder.glob(f"profile-{job}-*")
+    for rank in "01":
+        events = json.loads((folder / f"{rank}.json").read_text())["traceEvents"]
+        names = [event["name"] for event in events]
+        assert names.count("Optimizer.step#SGD.step") > 3
+        assert "gloo:all_reduce" in names
+    assert "Error when sync_send" not in cli("logs", job).stdout  # PyTorch asks all the time
+    (cli.folder / "stop").touch()
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
+
+
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
 def test_options_of_the_other_tool_are_refused(cli: Cli) -> None:
     assert "--steps has no effect with py-spy" in cli("profile", "1", "--steps", "3", code=2).stderr

@@ -392,3 +392,19 @@ def test_ranks_are_not_bound_if_the_cpus_may_belong_to_other_jobs(
     options: dict[str, Any], render_job: Render
 ) -> None:
     assert "taskset" not in render_job("lumi", "torchrun", **options).script
+
+
+@pytest.mark.parametrize(
+    ("names", "has_folder"),
+    [
+        ((), False),
+        (("KINETO_USE_DAEMON",), True),
+        (("KINETO_USE_DAEMON", "KINETO_IPC_SOCKET_DIR"), False),  # the user's own daemon
+    ],
+)
+def test_pytorch_asks_for_requests_in_a_folder_of_the_rank(
+    render_job: Render, names: tuple[str, ...], has_folder: bool
+) -> None:
+    script = render_job("a100x8-ib", "torchrun", env=tuple((name, "1") for name in names)).script
+    assert ('KINETO_IPC_SOCKET_DIR="$requests"' in script) is has_folder
+    assert ('rm -rf "$requests"' in script) is has_folder

@@ -6,6 +6,7 @@ import base64
 import gzip
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ def start(
         "DTSLURM_PID": str(pid),
         "RANK": "3",
     }
-    argv = ["sh", "-c", profile._RECORD_STEPS, "dtslurm-profile", "2", str(limit_s), *subjects]
+    argv = ["sh", "-c", profile._RECORD_STEPS, "dtslurm-profile", "2", str(limit_s), *(subjects or [""])]
+    argv.append("import sys; print('asked:', *sys.argv[1:])")
     return subprocess.Popen(
         argv, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
     )
@@ -87,6 +89,22 @@ def test_rank_that_takes_no_request_is_waited_for_until_the_limit(tmp_path: Path
     assert end_of(start(tmp_path, pid=os.getpid(), limit_s=0), tmp_path) == (4, "", "")
 
 
+@pytest.mark.parametrize("subjects", [(), ("memory",)])
+def test_rank_that_asks_for_requests_itself_gets_none_in_a_file(
+    tmp_path: Path, subjects: Sequence[str]
+) -> None:
+    env = {**os.environ, "KINETO_IPC_SOCKET_DIR": "/tmp/dtslurm-x"}
+    with subprocess.Popen([sys.executable, "-c", "input()"], env=env, stdin=subprocess.PIPE) as rank:
+        process = start(tmp_path, pid=rank.pid, limit_s=0, subjects=subjects)
+        out, errors = process.communicate()
+        rank.communicate(b"\n")
+    assert errors == ""
+    if subjects:  # allocations need the request in a file
+        assert (process.returncode, out) == (4, "")
+    else:
+        assert (process.returncode, out) == (0, f"asked: {rank.pid} 2 0\n")
+
+
 def test_rank_that_ends_is_not_waited_for(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as ended:
         pass
@@ -100,7 +118,7 @@ def test_rank_that_ends_is_not_waited_for(tmp_path: Path) -> None:
             ProfileRequest("torch", 3),
             4,
             RequestInvalid,
-            "no rank has ended a step of dtslurm.train within 120 s",
+            "no rank has begun to record steps within 120 s",
         ),
         (ProfileRequest("py-spy", 3), 4, TransportError, "the ranks cannot be profiled"),
         (ProfileRequest("py-spy", 3), 127, RequestInvalid, "py-spy is not installed where the ranks run"),

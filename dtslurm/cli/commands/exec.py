@@ -134,7 +134,8 @@ def profile(
 
     It prints where each rank spends its time, and which rank the others wait for. The traces open in
     https://ui.perfetto.dev. py-spy must be installed in the environment of the job. With torch and memory,
-    its training loop must call end_step of dtslurm.train.
+    its training loop must call end_step of dtslurm.train; with torch, a job that was submitted with
+    --env KINETO_USE_DAEMON=1 needs no call.
     """
     from dtslurm.cli.printing.profile_rows import (
         MEMORY_COLUMNS,

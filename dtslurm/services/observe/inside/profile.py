@@ -1,7 +1,8 @@
 """Profile ranks of a running job: traces for Perfetto, and where each rank spends its time.
 
 py-spy observes the stacks of a process from outside. torch.profiler records the operations of steps, in a
-process that trains with `dtslurm.train` and finds a request on its node (`dtslurm.train.profiling`).
+process that trains with `dtslurm.train` and finds a request on its node (`dtslurm.train.profiling`), or that
+was started with KINETO_USE_DAEMON and asks for requests itself (`dtslurm.worker.probe.torch_request`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from dtslurm import assets
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.runs.live import StackFrame
 from dtslurm.model.runs.profile import RankMemory, RankProfile
@@ -45,6 +47,10 @@ gzip -c "$file" | base64 | tr -d '\\n'
 echo
 """
 _RECORD_STEPS = """\
+variables=$(cat "/proc/$DTSLURM_PID/environ" 2>/dev/null | tr '\\0' '\\n')
+if [ -z "$3" ] && printf '%s\\n' "$variables" | grep -q ^KINETO_IPC_SOCKET_DIR=; then
+  exec "$(readlink "/proc/$DTSLURM_PID/exe")" -I -c "$4" "$DTSLURM_PID" "$1" "$2" </dev/null
+fi
 umask 077
 folder=$(mktemp -d) || exit
 name=$(printf %s "$DTSLURM_RUN_DIR" | tr / _ | tail -c 150)
@@ -117,7 +123,9 @@ def record_profiles(
     is_of_torch = request.tool != "py-spy"
     script = _RECORD_STEPS if is_of_torch else _RECORD
     command = ["sh", "-c", script, "dtslurm-profile", str(request.amount), str(_LONGEST_STEP_S)]
-    command += ["memory"] if request.tool == "memory" else []
+    if is_of_torch:
+        program = assets.worker("probe/torch_request.py").read_text("utf-8")
+        command += ["memory" if request.tool == "memory" else "", program]
     streams = CommandStreams(write, has_labels=True)
     code = execute(context, record, target, command, task=task, streams=streams)
     if code == _MISSING:
@@ -127,8 +135,10 @@ def record_profiles(
         )
     if code == _NOT_TAKEN and is_of_torch:
         raise RequestInvalid(
-            [f"no rank has ended a step of dtslurm.train within {_LONGEST_STEP_S} s"],
-            hint=f"--with {request.tool} needs a training loop that calls end_step; --with py-spy needs none",
+            [f"no rank has begun to record steps within {_LONGEST_STEP_S} s"],
+            hint=f"--with {request.tool} needs a training loop that calls end_step of dtslurm.train"
+            + (" or a job submitted with --env KINETO_USE_DAEMON=1" if request.tool == "torch" else "")
+            + "; --with py-spy needs neither",
         )
     if code:
         text = bytes(problems).decode("utf-8", "replace")
