@@ -192,6 +192,7 @@ def main() -> None:
     trainer.train()
     if trainer.accelerator.is_main_process:
         print("rewards", json.dumps([row["reward"] for row in trainer.state.log_history if "reward" in row]))
+    torch.distributed.destroy_process_group()  # else a thread of gloo may abort the interpreter at its end
 
 
 if __name__ == "__main__":
