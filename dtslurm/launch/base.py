@@ -105,9 +105,13 @@ class Launcher:
         return {"ACCELERATE_USE_CPU": Variable(value="true", why=reason)}
 
     def mpi(self, spec: JobSpec) -> str | None:
-        """Return the value of srun's ``--mpi`` for the ranks; None leaves it to the cluster profile."""
+        """Return the value of srun's ``--mpi`` for the ranks.
+
+        None leaves the value to the cluster profile, and an empty value to Slurm: ranks without MPI do not
+        need a PMI, and would not start where it is broken.
+        """
         del spec
-        return None
+        return ""
 
     def elastic(self, spec: JobSpec) -> bool:
         """Return whether the job continues with fewer, renumbered ranks after it has lost nodes."""

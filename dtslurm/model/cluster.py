@@ -69,6 +69,7 @@ class SlurmCustoms:
             owner may ask for; the pause lets nodes forget the job's old credential.
         requeue_exit_codes: exit codes that make this site's Slurm requeue by itself (slurm.conf RequeueExit).
         min_poll_s: the shortest time between two state queries that the site bears, seconds.
+        mpi: srun's ``--mpi`` for ranks of MPI and Horovod; other ranks need no PMI.
         gpu_bind: srun's ``--gpu-bind``. Left out, every rank sees all of the job's GPUs on its node;
             with ``none`` Slurm 22.05 leaves CUDA_VISIBLE_DEVICES unset, right where cgroups hide the rest.
         host_suffix: what to append to a host name for its fast network (JUWELS: ``i``).

@@ -477,8 +477,8 @@ def _srun_words(
         words.append(f"--cpu-bind={slurm_rules.cpu_bind}")
     if slurm_rules.distribution or tasks_per_node > 1:
         words.append(f"--distribution={slurm_rules.distribution or 'block'}")
-    if mpi or slurm_rules.mpi:
-        words.append(f"--mpi={mpi or slurm_rules.mpi}")
+    if mpi_type := slurm_rules.mpi if mpi is None else mpi:
+        words.append(f"--mpi={mpi_type}")
     words += [*end_options, RawShell('--output="$logs/node-%n.log"')]
     return (*words, *slurm_rules.srun_options)
 
@@ -501,7 +501,7 @@ def _fabric_check_values(
     expected_busbw = (fabric and fabric.expected_busbw_gbs) or 0
     kind = fabric.kind if fabric and fabric.kind not in {"ethernet", "loopback"} else "any"
     srun = []
-    for word in _srun_words(profile, layout, layout.ranks_per_node, directives, None):
+    for word in _srun_words(profile, layout, layout.ranks_per_node, directives, mpi=""):
         if word.startswith("--cpus-per-task="):  # a task of an agent has the CPUs of several ranks
             srun.append(f"--cpus-per-task={cpus_per_task(layout, layout.ranks_per_node) or 1}")
         elif word.startswith("--output="):

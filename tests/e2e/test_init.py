@@ -15,17 +15,8 @@ from tests.sshd.fixtures import Login
 from tests.waiting import busyness
 
 
-def without_pmix(config: Path) -> None:
-    """Let the user's own profile select no PMIx: the nodes share a machine, and so PMIx's folder in /tmp."""
-    (config / "dtslurm" / "cluster_profiles").mkdir(parents=True)
-    (config / "dtslurm" / "cluster_profiles" / "lab.yaml").write_text("slurm:\n  mpi: none\n")
-
-
 @ON_SLURM
-def test_init_writes_a_profile_and_a_project_and_runs_a_job_here_and_on_slurm(
-    cli: Cli, tmp_path: Path
-) -> None:
-    without_pmix(tmp_path / "config")
+def test_init_writes_a_profile_and_a_project_and_runs_a_job_here_and_on_slurm(cli: Cli) -> None:
     done = cli("init", "--yes", "--demo", "-p", "short", timeout=240)
     assert (cli.folder / "dtslurm.yaml").read_text() == "cluster: lab\ndefaults:\n  partition: short\n"
     assert "problem:" not in done.stderr
@@ -66,7 +57,6 @@ def converse(words: list[str], answers: list[tuple[str, str]], folder: Path, env
 def test_init_over_ssh_asks_its_questions_and_runs_a_job_there(tmp_path: Path, sshd_login: Login) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
-    without_pmix(tmp_path / "config")
     env = {**os.environ, **sshd_login.env, "PATH": os.environ["PATH"]}
     answers = [
         ("Login node", f"{sshd_login.host}\n"),
@@ -75,7 +65,6 @@ def test_init_over_ssh_asks_its_questions_and_runs_a_job_there(tmp_path: Path, s
         ("Partition (main, short", "\n"),
         ("Account (", "\n"),
         ("Run a first job", "y\n"),
-        ("Change ", "y\n"),
     ]
     shown = converse(["init"], answers, folder, env)
     assert "all 4 ranks are connected" in shown

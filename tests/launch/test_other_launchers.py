@@ -101,6 +101,25 @@ def test_srun_mpi_type_follows_the_option(launcher: str, options: dict[str, str]
     assert word in srun_of(submission(launcher, 2, 2, 0, launcher_options=options)).split()
 
 
+@pytest.mark.parametrize(
+    ("launcher", "options", "has_pmi"),
+    [
+        ("mpi", {}, True),
+        ("mpi", {"mpi": "none"}, False),
+        ("horovod", {"form": "mpi"}, True),
+        ("torchrun", {}, False),
+        ("srun", {}, False),
+        ("deepspeed", {}, False),
+    ],
+)
+def test_only_ranks_with_mpi_need_the_pmi_of_the_profile(
+    tmp_path: Path, launcher: str, options: dict[str, str], has_pmi: bool
+) -> None:
+    (tmp_path / "ours.yaml").write_text("extends: slurm\nslurm: {mpi: pmix}\n")
+    text = srun_of(submission(launcher, 2, 2, 0, str(tmp_path / "ours.yaml"), launcher_options=options))
+    assert ("--mpi=pmix" in text.split()) is has_pmi
+
+
 def test_srun_mpi_type_is_left_to_slurm_by_default() -> None:
     assert "--mpi" not in srun_of(submission("mpi", 2, 2, 0))
 
