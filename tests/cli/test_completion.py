@@ -16,6 +16,7 @@ from dtslurm.cli.main import COMMANDS, cli
 from dtslurm.cli.setup.manual import render_manual
 from tests.cli.conftest import Run
 from tests.conftest import skip_or_fail
+from tests.release.trial import COMPLETIONS
 
 
 def completions(run: Run, *words: str) -> list[str]:
@@ -87,6 +88,39 @@ def test_the_completion_script_works_in_each_shell(
         timeout=600,
     )
     assert completion in done.stdout, done.stdout + done.stderr
+
+
+# What a wheel installs below its prefix, and the command that prints it. UPDATE_GOLDEN=1 writes the files.
+SHARED_FILES = {
+    "man/man1/dtslurm.1": ("manual",),
+    **{file: ("completion", shell) for shell, file in COMPLETIONS.items()},
+}
+
+
+@pytest.mark.parametrize("path", SHARED_FILES)
+def test_the_packaged_manual_page_and_completions_are_current(path: str, run: Run) -> None:
+    text = run(*SHARED_FILES[path], code=0).stdout
+    file = Path(__file__).parents[2] / "share" / path
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert file.read_text() == text, "UPDATE_GOLDEN=1 pytest tests/cli/test_completion.py writes the file"
+
+
+def test_man_displays_the_packaged_manual_page_without_warnings() -> None:
+    man = shutil.which("man")
+    if man is None or shutil.which("groff") is None:
+        skip_or_fail("man and groff", "tests/dashboard/install.sh")
+    page = Path(__file__).parents[2] / "share" / "man" / "man1" / "dtslurm.1"
+    done = subprocess.run(
+        [man, "--warnings", "--local-file", str(page)],
+        env={**os.environ, "LC_ALL": "C.UTF-8", "MANPAGER": "cat"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "dtslurm submit" in done.stdout
 
 
 def test_the_manual_page_has_every_command_and_valid_groff() -> None:

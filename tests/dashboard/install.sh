@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Makes sure of the programs in which what people see is tested: a terminal and a browser for the dashboard and
-# reports, shells for completion, a second reader of man pages.
+# reports, shells for completion, two readers of man pages.
 set -euo pipefail
 missing=()
-for program in tmux chromium-headless-shell zsh fish mandoc; do
+for program in tmux chromium-headless-shell zsh fish mandoc groff; do
   command -v "$program" >/dev/null || missing+=("$program")
 done
+command -v man >/dev/null || missing+=(man-db)
 [ "${#missing[@]}" -eq 0 ] && exit 0
 export LC_ALL=C DEBIAN_FRONTEND=noninteractive
 log=$(mktemp)

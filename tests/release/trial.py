@@ -13,6 +13,13 @@ from tests.release.build import quietly
 RENDER = ("render", "--cluster", "perlmutter", "-N2", "-A", "proj", "-t", "60", "train.py")
 PLAN = ("plan", "llama-3-8b", "--gpu", "H100-80GB", "-N", "2", "--gpus-per-node", "8", "--json")
 
+# Where each shell looks for completions below an installation's share folder.
+COMPLETIONS = {
+    "bash": "bash-completion/completions/dtslurm",
+    "zsh": "zsh/site-functions/_dtslurm",
+    "fish": "fish/vendor_completions.d/dtslurm.fish",
+}
+
 
 def try_out(program: Path, folder: Path) -> None:
     """Use a program as its user would, in an empty folder and with nothing of this process's environment.
@@ -34,9 +41,10 @@ def try_out(program: Path, folder: Path) -> None:
     assert say(*RENDER).startswith("#!/bin/bash")
     assert "perlmutter" in say("cluster", "list")
     assert json.loads(say(*PLAN))["schema"] == 1
-    assert say("manual").startswith(".TH DTSLURM")
-    for shell in ("bash", "zsh", "fish"):
-        assert "_DTSLURM_COMPLETE" in say("completion", shell)
+    share = program.resolve().parents[1] / "share"
+    assert (share / "man/man1/dtslurm.1").read_text() == say("manual")
+    for shell, file in COMPLETIONS.items():
+        assert (share / file).read_text() == say("completion", shell)
     words = ("submit", "--cluster", "local", "--parsable", "-l", "srun", "--ntasks-per-node", "2", "-t", "5")
     job = say(*words, "--python", sys.executable, "--wait", "train.py").split()[0]
     printed = say("logs", job)
