@@ -4,7 +4,7 @@
 #             long matrices by a sample of their cases; PYTEST_ARGS='--seed 7' takes the cases of that seed again
 # make test-all  the same with all cases, and compare docs/tested.md's table of launchers; UPDATE_TABLE=1 writes it
 # make check  format, lint, types, import contracts, documentation and its links, golden scripts
-# make lock   write the versions and hashes of what development and tests use, requirements-dev.lock, anew
+# make lock   write the versions and hashes of what development, tests and releases use, requirements-*.lock, anew
 # make docs   the generated pages of the documentation, in docs/reference, and the site, in build/site
 # make test-slurm-versions  the end-to-end tests on Slurm 20.11, 22.05, 24.11 and 26.05, and their table in docs/tested.md
 # make test-gpu  what only a GPU can show, on a machine with one, into docs/gpu.json; GPU_PYTHON=/path/to/python
@@ -53,9 +53,11 @@ $(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt requirement
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
 
+COMPILE := $(BIN)/uv pip compile --universal --python-version 3.10 --generate-hashes --no-header --no-annotate --quiet \
+  --upgrade
 lock: install-dev
-	$(BIN)/uv pip compile pyproject.toml --group test --group check --universal --python-version 3.10 --generate-hashes \
-	  --no-header --no-annotate --quiet --upgrade --output-file requirements-dev.lock
+	$(COMPILE) pyproject.toml --group test --group check --output-file requirements-dev.lock
+	$(COMPILE) --group release --output-file requirements-release.lock
 
 demo: install
 	. $(BIN)/activate && dtslurm submit --cluster local --follow --ntasks-per-node 2 -l torchrun \
@@ -138,11 +140,11 @@ test-torch-versions: install-dev
 	$(BIN)/python -m tests.train.versions $(VERSIONS)
 
 test-release: install-dev
-	$(PIP) install --group release
+	$(PIP) install --require-hashes -r requirements-release.lock
 	$(BIN)/python -m tests.release
 
 sbom: install-dev
-	$(PIP) install --group release
+	$(PIP) install --require-hashes -r requirements-release.lock
 	$(BIN)/python -m tests.release sbom
 
 clean:

@@ -11,6 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.release.build import LOCK as RELEASE_LOCK
 from tests.release.build import ROOT, quietly, uv
 
 tomllib: Any = pytest.importorskip("tomllib")
@@ -44,11 +45,22 @@ def test_every_required_package_is_locked_to_one_version(requirement: Requiremen
     assert requirement.specifier.contains(version.version, prereleases=True)
 
 
-def test_every_locked_package_has_a_hash_and_no_url() -> None:
-    parts = re.split(r"^(?=\w)", TEXT, flags=re.MULTILINE)[1:]
-    assert len(parts) == len(LOCKED) > 50
-    assert [part.splitlines()[0] for part in parts if "--hash=sha256:" not in part] == []
-    assert "://" not in TEXT
+@pytest.mark.parametrize("lock", [LOCK, RELEASE_LOCK], ids=lambda path: path.name)
+def test_every_locked_package_has_a_hash_and_no_url(lock: Path) -> None:
+    text = lock.read_text()
+    parts = re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]
+    assert len(parts) > 50
+    assert [
+        part.splitlines()[0] for part in parts if not re.match(r"\S+==.*--hash=sha256:", part, re.DOTALL)
+    ] == []
+    assert "://" not in text
+
+
+def test_the_release_tools_and_the_build_backend_are_locked() -> None:
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    required = document["dependency-groups"]["release"] + document["build-system"]["requires"]
+    locked = re.findall(r"^(\S+)==", RELEASE_LOCK.read_text(), re.MULTILINE)
+    assert {canonicalize_name(Requirement(line).name) for line in required} <= set(locked)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zipfile
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.release import dependencies
-from tests.release.build import ROOT, build
+from tests.release.build import ROOT, build, quietly
 from tests.release.environments import with_uv_tool
 from tests.release.trial import try_out
 
@@ -29,6 +30,29 @@ def test_the_wheel_contains_templates_and_profiles(built_wheel: Path) -> None:
     for wanted in (ROOT / "cluster_profiles").glob("*"):
         assert f"dtslurm/_data/cluster_profiles/{wanted.name}" in names
     assert "dtslurm/py.typed" in names
+
+
+def build_commit(folder: Path, umask: int) -> list[Path]:
+    """Build the packages of the checkout's commit from files that are unpacked with a umask."""
+    source = folder / "source"
+    source.mkdir(parents=True)
+    quietly(["git", "-C", ROOT, "archive", "--output", folder / "commit.tar", "HEAD"])
+    previous = os.umask(umask)
+    try:
+        quietly(["tar", "-x", "--touch", "--no-same-permissions", "-f", folder / "commit.tar", "-C", source])
+        return [*build(folder / "dist", source)]
+    finally:
+        os.umask(previous)
+
+
+def test_the_same_commit_gives_the_same_bytes_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build_commit(tmp_path / "first", 0o022)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    second = build_commit(tmp_path / "second" / "folder", 0o077)
+    assert [path.name for path in first] == [path.name for path in second]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
 def test_an_installed_wheel_works_outside_the_checkout(built_wheel: Path, tmp_path: Path) -> None:

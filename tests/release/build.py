@@ -1,12 +1,19 @@
-"""Builds a release: an sdist of the checkout, and a wheel of that sdist."""
+"""Builds a release: an sdist of the checkout, and a wheel of that sdist.
+
+``python -m tests.release.build FOLDER`` prints the checksums of both in the format of ``sha256sum``. The same
+commit gives the same bytes: the build tools come from ``requirements-release.lock``, the times from the commit.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+LOCK = ROOT / "requirements-release.lock"
 
 
 def uv() -> Path:
@@ -16,11 +23,18 @@ def uv() -> Path:
     return Path(find_uv_bin())
 
 
-def build(folder: Path) -> tuple[Path, Path]:
-    """Return the sdist, and the wheel made from it alone."""
-    quietly([uv(), "build", "--quiet", "--python", sys.executable, "--out-dir", folder, ROOT])
+def build(folder: Path, source: Path = ROOT) -> tuple[Path, Path]:
+    """Return the sdist of a source tree, and the wheel made from it alone."""
+    options: list[Path | str] = ["--build-constraints", LOCK, "--require-build-hashes", "--no-build-logs"]
+    argv = [uv(), "build", "--quiet", "--python", sys.executable, *options, "--out-dir", folder, source]
+    quietly(argv, env={**os.environ, "SOURCE_DATE_EPOCH": commit_time()})
     [sdist], [wheel] = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return sdist, wheel
+
+
+def commit_time() -> str:
+    """Return the time of the checkout's commit in seconds since 1970."""
+    return quietly(["git", "-C", ROOT, "log", "-1", "--format=%ct"]).strip()
 
 
 def environment(folder: Path, python: Path | str, *what: Path | str) -> Path:
@@ -37,3 +51,8 @@ def quietly(argv: list[Path | str], **more: object) -> str:
         words = " ".join(str(word) for word in argv)
         raise RuntimeError(f"exit code {done.returncode}: {words}\n{done.stdout}{done.stderr}")
     return str(done.stdout)
+
+
+if __name__ == "__main__":
+    for path in build(Path(sys.argv[1])):
+        print(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}")
