@@ -1,0 +1,16 @@
+"""A later textual than Spack's own package has, for dtslurm."""
+
+from spack_repo.builtin.packages.py_textual.package import PyTextual as BuiltinPyTextual
+
+from spack.package import *
+
+
+class PyTextual(BuiltinPyTextual):
+    """Textual is a framework for user interfaces in the terminal."""
+
+    version("8.2.8", sha256="3f106a9fbc73e39dd266c9712432087de78a6d644084c7c241d6a25c3169115b")
+
+    with default_args(type=("build", "run"), when="@8:"):
+        depends_on("python@3.9:3")
+        depends_on("py-pygments@2.19.2:2")
+        depends_on("py-rich@14.2:")
