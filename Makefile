@@ -57,7 +57,7 @@ COMPILE := $(BIN)/uv pip compile --universal --python-version 3.10 --generate-ha
   --upgrade
 lock: install-dev
 	$(COMPILE) pyproject.toml --group test --group check --output-file requirements-dev.lock
-	$(COMPILE) --group release --output-file requirements-release.lock
+	$(COMPILE) --group release --constraint requirements-dev.lock --output-file requirements-release.lock
 
 demo: install
 	. $(BIN)/activate && dtslurm submit --cluster local --follow --ntasks-per-node 2 -l torchrun \

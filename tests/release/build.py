@@ -1,7 +1,7 @@
 """Builds a release: an sdist of the checkout, and a wheel of that sdist.
 
 ``python -m tests.release.build FOLDER`` prints the checksums of both in the format of ``sha256sum``. The same
-commit gives the same bytes: the build tools come from ``requirements-release.lock``, the times from the commit.
+commit gives the same bytes: the build tools come from ``requirements-release.lock``, times from the commit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an installed dtslurm is to do, far from its checkout, before it may be called a release."""
+"""Tries an installed dtslurm outside its checkout: ``python -m tests.release.trial PROGRAM FOLDER``."""
 
 from __future__ import annotations
 
@@ -49,3 +49,7 @@ def try_out(program: Path, folder: Path) -> None:
     job = say(*words, "--python", sys.executable, "--wait", "train.py").split()[0]
     printed = say("logs", job)
     assert all(f"rank {rank} trains" in printed for rank in (0, 1)), printed
+
+
+if __name__ == "__main__":
+    try_out(Path(sys.argv[1]).absolute(), Path(sys.argv[2]).absolute())

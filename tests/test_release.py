@@ -1,4 +1,4 @@
-"""The recipes of other package managers: the version, the Python and the dependencies of pyproject.toml."""
+"""The recipes of other package managers have the version and dependencies of the project; release notes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 
 import dtslurm
 from tests.release.build import ROOT
+from tests.release.notes import release_notes
 
 tomllib: Any = pytest.importorskip("tomllib")
 
@@ -132,3 +133,13 @@ def test_the_citation_has_the_version_and_the_date_of_the_changelog() -> None:
     assert heading
     released = None if heading[1] == "Unreleased" else heading[1]
     assert str(citation.get("date-released")) == str(released)
+
+
+def test_release_notes_are_the_dated_section_of_the_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dtslurm, "__version__", "1.2.0")
+    changelog = "# Changelog\n\n## 1.2.0 (2031-04-05)\n\n### Added\n\n- a\n\n## 1.1.0\n\n- b\n"
+    assert release_notes("v1.2.0", changelog) == "### Added\n\n- a\n"
+    with pytest.raises(ValueError, match="the tag is v1.3.0"):
+        release_notes("v1.3.0", changelog)
+    with pytest.raises(ValueError, match="with a date"):
+        release_notes("v1.2.0", changelog.replace("2031-04-05", "Unreleased"))
