@@ -3,7 +3,7 @@
 # reports, shells for completion, two readers of man pages.
 set -euo pipefail
 missing=()
-for program in tmux chromium-headless-shell zsh fish mandoc groff; do
+for program in tmux chromium-headless-shell zsh fish mandoc; do
   command -v "$program" >/dev/null || missing+=("$program")
 done
 command -v man >/dev/null || missing+=(man-db)
