@@ -13,7 +13,7 @@
 # make bench  every benchmark beside its peers, into docs/benchmarks.json
 # make coverage      branches that the tests pass, of all but training with frameworks
 # make mutation      a sample of wrong programs, and how many of them the tests find
-# make test-release  a release in clean environments: every Python here, uv, pipx; SBOM, licences, audit
+# make test-release  a release in clean environments: every Python here, uv, pipx; SBOM, licenses, audit
 # make fuzz   an hour of coverage-guided fuzzing of every parser; FUZZ_ARGS='--seconds 60 frames'
 # make nemesis  500 random schedules of faults on a real Slurm, some hours; NEMESIS_ARGS='--seed 7'
 #               NEMESIS_ARGS='--seeds 3000-3199' are schedules of runs with roles, from 4000 on of job arrays
@@ -96,6 +96,7 @@ test-slurm-versions: install-dev
 check: install-dev
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
+	$(BIN)/typos --format brief
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --strict

@@ -120,7 +120,7 @@ README_FIGURES = {
 }
 FIGURES = {"scale": "scale.svg"}  # figures that benchmarks draw themselves
 DOCSTRINGS = {"planner": "planner/score.py", "scale": "scale/__main__.py"}  # benchmarks that are packages
-# These two colours are distinguishable with colour blindness, and on light and dark backgrounds.
+# These two colors are distinguishable with color blindness, and on light and dark backgrounds.
 DTSLURM_COLOR, PEER_COLOR = "#d1603d", "#5b7fa6"
 
 

@@ -135,14 +135,14 @@ def faults_page() -> str:
 
 
 def dependencies_page() -> str:
-    """Return the page of the packages that dtslurm depends on, with their licences."""
+    """Return the page of the packages that dtslurm depends on, with their licenses."""
     rows = [
         f"| {package['name']} | {package['version']} | {licence(package)} "
         f"| {_cell(package.get('description', ''))} |"
         for _, package in sorted(components().items())
     ]
     return "\n".join(
-        [DEPENDENCIES, "| package | version | licence | description |\n|---|---|---|---|", *rows]
+        [DEPENDENCIES, "| package | version | license | description |\n|---|---|---|---|", *rows]
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "init": ("dtslurm.cli.setup.init:init", "Set up a folder in five questions, and run a first job."),
     "submit": ("dtslurm.cli.commands.submit:submit", "Check, render and queue a training script."),
-    "render": ("dtslurm.cli.commands.submit:render", "Print the sbatch script without queueing it."),
+    "render": ("dtslurm.cli.commands.submit:render", "Print the sbatch script without queuing it."),
     "status": ("dtslurm.cli.commands.status:status", "Show your runs and their states."),
     "logs": ("dtslurm.cli.commands.logs:logs", "Show the output of all ranks or of selected ranks."),
     "top": (

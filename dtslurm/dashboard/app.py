@@ -96,7 +96,7 @@ class TopApp(App[None]):
         return [*super().get_line_filters(), *self._ascii_filters]
 
     def get_css_variables(self) -> dict[str, str]:
-        """Return the theme's variables with text colours that are readable on its backgrounds."""
+        """Return the theme's variables with text colors that are readable on its backgrounds."""
         self.theme_variables = theme.readable_labels(super().get_css_variables())
         return self.theme_variables
 

@@ -121,7 +121,7 @@ class JobScreen(BaseScreen):
     def compose(self) -> ComposeResult:
         yield Static(id="head", markup=False)
         tabs = Static(id="tabs")
-        tabs.auto_links = False  # link colours are unreadable on the active tab's background
+        tabs.auto_links = False  # link colors are unreadable on the active tab's background
         yield tabs
         with ContentSwitcher(initial="overview"):
             with Vertical(id="overview"):

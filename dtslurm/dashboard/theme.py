@@ -1,4 +1,4 @@
-"""Colours: a theme for colour-blind users, and the style of each kind of text in any theme."""
+"""Colors: a theme for colour-blind users, and the style of each kind of text in any theme."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from textual.app import App
 from textual.color import Color, ColorParseError
 from textual.theme import Theme
 
-# Okabe and Ito's palette, distinguishable with any kind of colour vision (Color Universal Design, 2008).
+# Okabe and Ito's palette, distinguishable with any kind of color vision (Color Universal Design, 2008).
 COLOUR_BLIND = Theme(
     name="colour-blind",
     primary="#56B4E9",
@@ -29,7 +29,7 @@ COLOUR_BLIND = Theme(
 )
 LEAST_CONTRAST = 4.5  # of WCAG 2.1, level AA, for text of any size
 GROUNDS = ("background", "surface", "panel")
-# The themes' text variables; their area colours are hard to read on dark or on light backgrounds.
+# The themes' text variables; their area colors are hard to read on dark or on light backgrounds.
 _TEXT_VARIABLES = {
     "good": "text-success", "bad": "text-error", "warn": "text-warning", "accent": "text-primary",
     "dim": "label-dim",
@@ -51,7 +51,7 @@ def _make_style(value: str, bold: bool, dim: bool) -> Style:
         return Style(bold=bold, dim=dim)
     try:
         return Style(color=Color.parse(value).rich_color, bold=bold)
-    except ColorParseError:  # a colour that the terminal defines
+    except ColorParseError:  # a color that the terminal defines
         return Style(bold=bold, dim=dim)
 
 
@@ -62,15 +62,15 @@ def exception(app: App[Any]) -> Style:
 
 
 def hue(app: App[Any], source: str) -> Style:
-    """Return the colour of a source of log lines; a source always has the same colour in a theme."""
+    """Return the color of a source of log lines; a source always has the same color in a theme."""
     number = sum(source.encode()) % len(_HUES)
     return _make_style(str(app.theme_variables.get(f"label-hue-{number}", "")), bold=False, dim=False)
 
 
 def readable_labels(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return a theme's variables with text colours of at least `LEAST_CONTRAST` on all backgrounds.
+    """Return a theme's variables with text colors of at least `LEAST_CONTRAST` on all backgrounds.
 
-    Themes that leave colours to the terminal are unchanged.
+    Themes that leave colors to the terminal are unchanged.
     """
     adjusted = dict(variables)
     try:
@@ -103,7 +103,7 @@ def _parse_opaque(value: str, otherwise: Color) -> Color:
 
 
 def _adjust_contrast(value: str, grounds: Sequence[Color]) -> str:
-    """Return the colour, blended towards black or white as far as needed for `LEAST_CONTRAST`."""
+    """Return the color, blended towards black or white as far as needed for `LEAST_CONTRAST`."""
     colour = _parse_opaque(value, grounds[0].get_contrast_text(1.0))
     extremes = (Color(0, 0, 0), Color(255, 255, 255))
     target = max(
@@ -118,7 +118,7 @@ def _adjust_contrast(value: str, grounds: Sequence[Color]) -> str:
 
 
 def measure_contrast(first: Color, second: Color) -> float:
-    """Return the contrast ratio of two colours, 1 to 21, as defined by WCAG 2.1."""
+    """Return the contrast ratio of two colors, 1 to 21, as defined by WCAG 2.1."""
     lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 

@@ -1,7 +1,7 @@
 """The dashboard's texts as plain strings with a kind for each piece; pure functions of snapshots.
 
 A kind is ``good``, ``bad``, ``warn``, ``dim``, ``accent``, ``bold`` or empty; `dtslurm.dashboard.theme` maps
-it to a colour.
+it to a color.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class FailureContext:
 
     @property
     def stop(self) -> float | None:
-        """When a user or Slurm signalled the job to end, in seconds since the epoch; None if neither did."""
+        """When a user or Slurm signaled the job to end, in seconds since the epoch; None if neither did."""
         request_times = [
             event.get("time")
             for event in self.findings.events
@@ -90,7 +90,7 @@ def time_of(end: RankEnd) -> float | None:
 
 
 def failed_before_stop(end: RankEnd, context: FailureContext) -> bool:
-    """Return whether a rank failed before a user or Slurm signalled the job to end."""
+    """Return whether a rank failed before a user or Slurm signaled the job to end."""
     stop, time = context.stop, time_of(end)
     if stop is None or end.reason is None:
         return True

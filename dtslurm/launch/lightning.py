@@ -14,7 +14,7 @@ class Lightning(Launcher):
     After saving, Lightning calls ``scontrol requeue``, without a limit, and no setting outside the code turns
     that off. To keep the decision about restarts in one place, ranks find a ``scontrol`` of the run first in
     PATH, which refuses to requeue. Lightning logs the failure and trains on until the time limit.
-    ``requeue=lightning`` leaves requeueing to Lightning.
+    ``requeue=lightning`` leaves requeuing to Lightning.
     """
 
     name = "lightning"

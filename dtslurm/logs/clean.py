@@ -7,7 +7,7 @@ import re
 # Removed are characters that change a terminal's state or hide text: C0 except tab, DEL, C1, characters that
 # change the text direction or have no width, and line separators. With characters of no width, one name can
 # look like another; joiners are kept, because words contain them. Escape sequences are removed, too.
-_SGR = re.compile(r"\x1b\[[0-9;:]*m")  # sets a colour
+_SGR = re.compile(r"\x1b\[[0-9;:]*m")  # sets a color
 _ESCAPE_SEQUENCE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_].*?(?:\x07|\x1b\\|$)|[ -/]*[0-~]?)", re.DOTALL
 )
@@ -18,7 +18,7 @@ _PLAIN_BYTES = bytes([9, 10, *range(32, 127), *range(128, 256)])
 
 
 def safe(text: str, *, colours: bool = False) -> str:
-    """Return text without terminal control sequences; keep colours if ``colours`` is true."""
+    """Return text without terminal control sequences; keep colors if ``colors`` is true."""
     if text.isprintable():
         return text
     colour_codes = _SGR.findall(text) if colours else []

@@ -35,7 +35,7 @@ class Login:
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """What holds in one partition: limits for checks before queueing, and what jobs ask for there.
+    """What holds in one partition: limits for checks before queuing, and what jobs ask for there.
 
     Attributes:
         node_type: the type of all its nodes.

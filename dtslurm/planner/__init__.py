@@ -1,1 +1,1 @@
-"""Planner: memory and time of a model's training step on a cluster, for each parallel layout. Pure maths."""
+"""Planner: memory and time of a model's training step on a cluster, for each parallel layout. Pure math."""

@@ -113,7 +113,7 @@ class Network:
         )
 
     def send(self, nbytes: float, *, across: bool) -> float:
-        """Return the time of a point-to-point message to a neighbour rank."""
+        """Return the time of a point-to-point message to a neighbor rank."""
         if across:
             return nbytes / self.outer + self.outer_latency
         return nbytes / (self.inner * self.machine.reach(2)) + self.inner_latency

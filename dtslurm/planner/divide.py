@@ -89,7 +89,7 @@ def _check_tensor(model: ModelShape, layout: Layout) -> list[str]:
 def _check_pipeline(model: ModelShape, layout: Layout) -> list[str]:
     pp = layout.pp
     if pp > 1 and model.stacks[0].encoder:
-        return ["pipelines over an encoder and a decoder are not modelled; pp=1 is valid"]
+        return ["pipelines over an encoder and a decoder are not modeled; pp=1 is valid"]
     if pp > model.layers:
         return [f"pp={pp} is more than the {model.layers} layers; valid: 1 to {model.layers}"]
     if not stages_divide(model, pp):

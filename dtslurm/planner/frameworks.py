@@ -24,7 +24,7 @@ class Framework:
     Attributes:
         title: readable name.
         flash: attention does not store the scores.
-        fused: normalisations, activations and rotary embeddings run as fused kernels.
+        fused: normalizations, activations and rotary embeddings run as fused kernels.
         overlap: gradient and weight traffic overlaps with computation.
         dropout: dropout masks are stored, one byte per element.
         pads_vocab: the vocabulary is padded to a multiple of 128 per tensor-parallel rank.

@@ -135,7 +135,7 @@ def _eager_operator_bytes(
 ) -> float:
     """Return the bytes per token and layer that Hugging Face's models keep in addition to fused kernels.
 
-    An RMSNorm keeps its input in 32 bits and the normalised input in the model's precision; a fused kernel
+    An RMSNorm keeps its input in 32 bits and the normalized input in the model's precision; a fused kernel
     keeps the input alone. The RMSNorms of queries and keys keep both in addition to what attention keeps. A
     gated MLP keeps the result of its activation function. Sources: LlamaRMSNorm and LlamaMLP in
     transformers/models/llama/modeling_llama.py, q_norm in qwen3/modeling_qwen3.py.

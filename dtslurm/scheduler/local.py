@@ -274,7 +274,7 @@ class LocalScheduler:
         """Requeue running or ended jobs under the same job id.
 
         Raises:
-            SlurmError: a job is already pending, forbids requeueing, or does not exist.
+            SlurmError: a job is already pending, forbids requeuing, or does not exist.
         """
         requeueable_states = ("RUNNING", *queue.ENDED)
         self._apply_to_each(job_ids, queue.requeue, inspect_jobs, of_array=requeueable_states)

@@ -52,7 +52,7 @@ def sbatch(script: str, *, comment: str, work_dir: str) -> list[str]:
 
 
 def test_only() -> list[str]:
-    """Return the command that makes Slurm check the script on stdin without queueing it: 1 request."""
+    """Return the command that makes Slurm check the script on stdin without queuing it: 1 request."""
     return ["sbatch", "--test-only"]
 
 

@@ -14,7 +14,7 @@ class EndingBehaviour(NamedTuple):
 
     Attributes:
         what: the aspect, such as ``preemption``.
-        found: the cluster's behaviour, with its configuration values as evidence.
+        found: the cluster's behavior, with its configuration values as evidence.
         hint: what to do about it.
     """
 

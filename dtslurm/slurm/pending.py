@@ -74,7 +74,7 @@ _EXACT = {
         True,
     ),
     "Licenses": Explanation(
-        "no licence is free", "starts when other jobs release theirs: scontrol show licenses", True
+        "no license is free", "starts when other jobs release theirs: scontrol show licenses", True
     ),
     "FedJobLock": Explanation("waits for the clusters of the federation to agree", "usually seconds", True),
     "JobArrayTaskLimit": Explanation(

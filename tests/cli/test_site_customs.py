@@ -235,7 +235,7 @@ def test_the_slurm_of_another_cluster_is_not_used(
         assert "if this machine's Slurm is site's: name its ClusterName in the profile's" in done.stderr
         assert not any(line.startswith("sbatch") for line in slurm.asked)
         assert "to site.invalid" in doctor
-        assert "this machine's Slurm was not recognised as the cluster's Slurm" in doctor
+        assert "this machine's Slurm was not recognized as the cluster's Slurm" in doctor
 
 
 def test_a_job_that_sbatch_refuses_leaves_no_run(invoke: Run, slurm: Programs, tmp_path: Path) -> None:

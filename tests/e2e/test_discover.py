@@ -237,7 +237,7 @@ def test_discover_extends_the_included_profile_of_a_known_cluster(
     document = json.loads(cli("cluster", "discover", "--no-probe", "--json").stdout)
     assert (document["name"], document["extends"]) == ("snellius", "snellius")
     assert "extends: snellius\n" in document["profile"]
-    assert "Recognised as snellius by ClusterName snellius" in document["profile"]
+    assert "Recognized as snellius by ClusterName snellius" in document["profile"]
     result = {fact["key"]: fact for fact in document["facts"]}
     assert "(profile snellius: " in result["slurm.partition"]["evidence"]
     path = tmp_path / "cluster_profiles" / "snellius.yaml"

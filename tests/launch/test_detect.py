@@ -211,12 +211,12 @@ def test_missing_launcher_is_replaced_with_a_warning(source: str, best: str, tak
         (
             "import torch\n",
             (),
-            "train.py never initialises a process group: every rank would train separately",
+            "train.py never initializes a process group: every rank would train separately",
         ),
         (
             "import torch, mylib\n",
             (),
-            "never initialises a process group: unless an imported package does this, every rank would",
+            "never initializes a process group: unless an imported package does this, every rank would",
         ),
         ("import os, torch\nos.environ['LOCAL_RANK']", (), "every rank would train separately"),
         ("import jax\njax.pmap(f)", (), "every rank would train separately"),

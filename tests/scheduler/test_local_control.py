@@ -1,4 +1,4 @@
-"""The embedded scheduler's control of jobs: waiting, ending, requeueing, and a lost keeper."""
+"""The embedded scheduler's control of jobs: waiting, ending, requeuing, and a lost keeper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks before queueing and the completion of profiles, on plain values."""
+"""Checks before queuing and the completion of profiles, on plain values."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_a_script_that_spawns_its_ranks_gets_one_task_with_all_gpus(folder: Path
 def test_without_a_launcher_option_only_warnings_are_reported(folder: Path) -> None:
     submission = prepare_script(folder, "import torch\n", launcher=None, ntasks_per_node=2).submission
     assert submission.spec.launcher == "torchrun"
-    assert submission.notices[0].startswith("train.py never initialises a process group: every rank would")
+    assert submission.notices[0].startswith("train.py never initializes a process group: every rank would")
     assert not any(line.startswith("launcher ") for line in submission.notices)
     assert prepare_script(folder, DDP, launcher=None, ntasks_per_node=2).submission.notices == ()
 

@@ -57,7 +57,7 @@ def test_a_login_node_of_another_cluster_is_not_used_as_the_local_cluster(login:
     for name in ("narval", "mine"):
         assert context.cluster(name).transport.name == "openssh"
         assert context.cluster(name).automatic_transport == "openssh"
-        assert "not recognised" in context.cluster(name).reached_by
+        assert "not recognized" in context.cluster(name).reached_by
     assert context.cluster("narval", "local").transport.local
     assert context.cluster("slurm").transport.local
 

@@ -199,7 +199,7 @@ def test_the_head_of_the_profile_file_names_matching_profiles(tmp_path: Path) ->
     context = Context(cwd=tmp_path, clock=lambda: 0.0)
     result = service._comments(context, Survey(), "login1", [("site", "its name")], "site")
     assert result[0] == "Written by dtslurm cluster discover login1 on 1970-01-01, Slurm ?."
-    assert result[-1] == "Recognised as site by its name: values of that profile are not repeated here."
+    assert result[-1] == "Recognized as site by its name: values of that profile are not repeated here."
     many = service._comments(context, Survey(), None, [("a", "x"), ("b", "y")], None)
     assert (
         many[-1]

@@ -90,7 +90,7 @@ SINGLE = [
     ("ReservationInvalid", "does not exist", False),
     ("Reservation", "waits until its reservation", True),
     ("BeginTime", "begin time", True),
-    ("Licenses", "no licence is free", True),
+    ("Licenses", "no license is free", True),
     ("FedJobLock", "federation", True),
     ("JobArrayTaskLimit", "%N allows", True),
     ("NodeDown", "node it needs is down", None),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def alloc(idle_time: str, parsable: bool, **options: Any) -> None:
     """Hold an allocation: wait until it starts, and leave it running.
 
-    dtslurm submit --in starts scripts in it without queueing. The allocation does not depend on this
+    dtslurm submit --in starts scripts in it without queuing. The allocation does not depend on this
     terminal: it ends with its time limit, by dtslurm cancel, or after the time of --idle without a step.
     """
     context = Context()

@@ -96,7 +96,7 @@ def render(
     args: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Print the sbatch script for SCRIPT without queueing it.
+    """Print the sbatch script for SCRIPT without queuing it.
 
     Plain sbatch can run the script; each of its jobs creates a run directory.
     """
@@ -146,10 +146,10 @@ def _submission_values(submission: Submission) -> dict[str, Any]:
     "--in",
     "allocation",
     metavar="JOBID",
-    help="Run at once in this running job of yours, as a step, without queueing.",
+    help="Run at once in this running job of yours, as a step, without queuing.",
 )
 @click.option("-y", "--yes", is_flag=True, help="Queue a sweep of very many trials without confirmation.")
-@click.option("--dry-run", is_flag=True, help="Print exactly what would be queued, without queueing it.")
+@click.option("--dry-run", is_flag=True, help="Print exactly what would be queued, without queuing it.")
 @click.option("--parsable", is_flag=True, help="Print only the job id.")
 @click.option("--wait", "wait_for_end", is_flag=True, help="Wait until the job ends; exit with its code.")
 @click.option("-f", "--follow", is_flag=True, help="Show the output until the job ends; exit with its code.")

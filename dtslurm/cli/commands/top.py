@@ -58,7 +58,7 @@ def top(
     if record is not None:
         task = task_of(job, record)
         key = record.token if task is None else f"{record.token}_{task}"
-    if theme is not None:  # reject a wrong name also if nothing here has colours
+    if theme is not None:  # reject a wrong name also if nothing here has colors
         from dtslurm.dashboard.start import check_theme
 
         check_theme(theme)

@@ -36,7 +36,7 @@ _UNBROKEN_COLUMNS = {"JOB", "STATE", "RANKS", "TIME"}
 
 
 class StyledLine(str):
-    """A line of text with the styles of its parts, which are ignored if colours are off.
+    """A line of text with the styles of its parts, which are ignored if colors are off.
 
     Attributes:
         parts: (text, style) pairs whose texts form the line; an empty style is none.
@@ -65,7 +65,7 @@ def note(text: str) -> None:
 
 
 def say(text: str = "") -> None:
-    """Print a line of the result to stdout, with its styles if colours are on."""
+    """Print a line of the result to stdout, with its styles if colors are on."""
     if isinstance(text, StyledLine) and has_colours():
         from rich.console import Console
         from rich.text import Text
@@ -121,7 +121,7 @@ def is_terminal() -> bool:
 
 
 def has_colours() -> bool:
-    """Return whether stdout is a terminal with colours, and NO_COLOR is not set."""
+    """Return whether stdout is a terminal with colors, and NO_COLOR is not set."""
     return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -1,4 +1,4 @@
-"""Screens for log lines: plain for a pipe; for a terminal folded, coloured, with a progress line below."""
+"""Screens for log lines: plain for a pipe; for a terminal folded, colored, with a progress line below."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dtslurm.model.jobs.job import JobRecord, LogLine
 from dtslurm.services.logs.log_stream import Item, Mark, Notice, Record, Rewritten
 from dtslurm.services.runs.status import RunView
 
-# Colours that are distinguishable on dark and light backgrounds; a rank has the same colour in every run.
+# Colors that are distinguishable on dark and light backgrounds; a rank has the same color in every run.
 _COLOURS = (32, 33, 36, 35, 34, 92, 93, 96, 95, 94)
 _DIM_STYLE = 2
 _BOLD_STYLE = 1
@@ -76,7 +76,7 @@ class PlainScreen:
 
 
 class TerminalScreen:
-    """Prints lines with a colour for each rank, equal lines folded, and control characters removed."""
+    """Prints lines with a color for each rank, equal lines folded, and control characters removed."""
 
     def __init__(self, stream: TextIO, *, fold: bool, colours: bool) -> None:
         self._stream = stream

@@ -1,7 +1,7 @@
 """The styles of printed output for all commands.
 
-Styles use the terminal's 16 colours, which are readable on its dark or light background. No meaning depends
-on a colour alone.
+Styles use the terminal's 16 colors, which are readable on its dark or light background. No meaning depends
+on a color alone.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def average_gpus(history: UtilizationHistory, width: int) -> Percentages:
 
 
 def rebin(values: Percentages, width: int) -> Percentages:
-    """Average neighbouring values, so that at most ``width`` values remain."""
+    """Average neighboring values, so that at most ``width`` values remain."""
     if len(values) <= width:
         return values
     bounds = [len(values) * number // width for number in range(width + 1)]

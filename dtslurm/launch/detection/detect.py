@@ -6,10 +6,10 @@ Reading the source yields names, each with the location of its first use: import
 (``torch.distributed``), called names followed by ``()``, and string constants in quotes.
 ``_SCRIPT_KINDS`` maps these names to kinds of scripts; the first match counts.
 
-A job with one rank gets ``single``, which sets no variables: scripts that initialise a process group only if
+A job with one rank gets ``single``, which sets no variables: scripts that initialize a process group only if
 RANK is set then train as they do without a launcher. It gets a launcher for several ranks if the script fails
 without RANK and MASTER_ADDR. That is the case if the script reads one of them with ``os.environ[...]`` or
-initialises a process group unconditionally, or under conditions that mention none of these variables, or if
+initializes a process group unconditionally, or under conditions that mention none of these variables, or if
 it takes its rank from Slurm.
 """
 
@@ -423,7 +423,7 @@ def _find_independent_ranks(script_case: _ScriptCase, kind: _ScriptKind | None, 
     exception = "unless an imported package does this, " if script_case.has_unread_imports else ""
     return [
         (
-            f"{script_case.script} never initialises a process group: "
+            f"{script_case.script} never initializes a process group: "
             f"{exception}every rank would train separately"
         )
     ]

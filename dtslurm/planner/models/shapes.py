@@ -93,8 +93,8 @@ class Stack:
     """A number of equal layers.
 
     Attributes:
-        norms: normalisations per layer over the hidden width.
-        norm_bias: whether a normalisation has a bias in addition to its scale (LayerNorm).
+        norms: normalizations per layer over the hidden width.
+        norm_bias: whether a normalization has a bias in addition to its scale (LayerNorm).
         cross: whether layers also attend to another stack's output, with the same shape as ``attention``.
         encoder: whether the layers process the source sequence of an encoder-decoder model.
     """
@@ -179,7 +179,7 @@ class ModelShape:
         tied: whether the head shares the embedding's matrix.
         positions: number of parameters of learned positions.
         extra_params: number of other parameters outside the layers (poolers, patch embeddings, classifiers).
-        final_norms: number of normalisations outside the layers.
+        final_norms: number of normalizations outside the layers.
         generic: the totals of a model that is not a transformer, in place of stacks.
         assumptions: assumptions about values that the description does not state.
     """

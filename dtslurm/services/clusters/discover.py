@@ -423,7 +423,7 @@ def _comments(
     ]
     if extends and matching_sites:
         lines.append(
-            f"Recognised as {extends} by {matching_sites[0][1]}: "
+            f"Recognized as {extends} by {matching_sites[0][1]}: "
             "values of that profile are not repeated here."
         )
     elif len(matching_sites) > 1:

@@ -28,7 +28,7 @@ class Headline:
     """The verdict in one line.
 
     Attributes:
-        kind: ``good``, ``bad`` or ``plain``; selects the colour.
+        kind: ``good``, ``bad`` or ``plain``; selects the color.
     """
 
     state: str

@@ -17,7 +17,7 @@ from dtslurm.views import telemetry
 
 _LIMIT_S = 60.0
 PARTS = ("lib.rank_files", "telemetry.failure", "telemetry.lines", "telemetry.nodes", "telemetry.log_metrics")
-_POINTS = 2000  # training records per answer; if there are more, neighbours are merged
+_POINTS = 2000  # training records per answer; if there are more, neighbors are merged
 
 
 class RunPart(NamedTuple):

@@ -1,4 +1,4 @@
-"""Submit the stages of a job file: check all jobs before queueing any, and queue all jobs or none."""
+"""Submit the stages of a job file: check all jobs before queuing any, and queue all jobs or none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dtslurm.services.wiring.context import Context
 
 
 def plan(context: Context, steps: Sequence[JobToSubmit], *, confirm: Callable[[str], bool]) -> list[Planned]:
-    """Check and render all jobs without queueing them.
+    """Check and render all jobs without queuing them.
 
     Args:
         confirm: called with a question before a sweep of very many trials.

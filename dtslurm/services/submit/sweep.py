@@ -96,7 +96,7 @@ def _trial_name(sweep: Sweep, number: int, values: Mapping[str, str]) -> str:
 def plan_sweep(
     context: Context, request: JobRequest, sweep: Sweep, *, confirm: Callable[[str], bool]
 ) -> PlannedSweep:
-    """Check a sweep and render its first array without queueing it.
+    """Check a sweep and render its first array without queuing it.
 
     Args:
         confirm: called with a question before very many trials are queued.

@@ -338,7 +338,7 @@ class Context:
         return (
             (self.transport, reason)
             if reason
-            else (ssh_transport, "this machine's Slurm was not recognised as the cluster's Slurm")
+            else (ssh_transport, "this machine's Slurm was not recognized as the cluster's Slurm")
         )
 
     def has_slurm(self) -> bool:

@@ -60,7 +60,7 @@ def _match_profile(access: Access, origins: Mapping[str, str], cluster: str, hos
     if files.get("recognise", access.name) in profile_names:
         match = first([name for name in (cluster.lower(), *host_names) if name], access.recognise)
         if match:
-            return f"{match}, which the profile recognises"
+            return f"{match}, which the profile recognizes"
     if cluster and plain(cluster) in _comparable(profile_names):
         return f"ClusterName {cluster}"
     labels = {plain(label) for name in host_names for label in name.split(".")[:-1]}

@@ -6,7 +6,7 @@ from typing import List, Optional, Tuple
 
 from .findings import BAD, OK, UNKNOWN, WARN, Finding, finding, join_names
 
-# Xids that require a reset of the GPU, a reboot or a repair (NVIDIA's Xid catalogue, recommended actions).
+# Xids that require a reset of the GPU, a reboot or a repair (NVIDIA's Xid catalog, recommended actions).
 # The application causes others (13, 31, 43), and the driver corrects some (63, 92, 94).
 SEVERE = frozenset(
     (48, 54, 62, 64, 79, 95, 109, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158, 168)

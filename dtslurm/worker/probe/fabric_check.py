@@ -53,7 +53,7 @@ def main(path: str, expected_gbs: float, fabric: str, limit: float = 30, wait: f
         return
     print("\n".join(dict.fromkeys(network_lines[:40])), "\nbus bandwidth in GB/s by bytes:", busbw)
     best_busbw, slowest = max(busbw.values()), ring_gbs.index(min(ring_gbs))
-    slowest_text = "rank {} on {} has {:.3g} GB/s to its neighbours, the least; the median is {:.3g}".format(
+    slowest_text = "rank {} on {} has {:.3g} GB/s to its neighbors, the least; the median is {:.3g}".format(
         slowest, hosts_and_tcp[slowest][0], ring_gbs[slowest], sorted(ring_gbs)[len(ring_gbs) // 2]
     )
     tcp_hosts, problem = sorted({host for host, uses_tcp in hosts_and_tcp if uses_tcp}), None
@@ -85,7 +85,7 @@ def main(path: str, expected_gbs: float, fabric: str, limit: float = 30, wait: f
 
 
 def measure(limit: float, wait: float) -> Tuple[str, Dict[int, float], List[float]]:
-    """Return the backend, the bus bandwidth by bytes, and each rank's GB/s with its neighbours in a ring."""
+    """Return the backend, the bus bandwidth by bytes, and each rank's GB/s with its neighbors in a ring."""
     import torch
     import torch.distributed as dist
 
@@ -127,7 +127,7 @@ def measure(limit: float, wait: float) -> Tuple[str, Dict[int, float], List[floa
             last_s = max(timed(all_reduce, data, times)) / times
             spent_s += first_s + last_s * times
             busbw[size] = 2 * (world - 1) / world * size / last_s / 1e9
-    # In an all-reduce all ranks wait for the slowest; in a ring each waits for its two neighbours only.
+    # In an all-reduce all ranks wait for the slowest; in a ring each waits for its two neighbors only.
     data = torch.zeros(1 << 22, device=device)  # 16 MiB
     timed(exchange, data, torch.zeros_like(data))  # opens the connections of the ring
     return (

@@ -1,4 +1,4 @@
-"""Continue the job in a new start: by requeue, or in a successor job if the site forbids requeueing."""
+"""Continue the job in a new start: by requeue, or in a successor job if the site forbids requeuing."""
 
 import os
 from typing import Any, List, Optional, Sequence, Tuple

@@ -101,7 +101,7 @@ def join_hostnames(nodes: Sequence[str]) -> str:
 
 
 def _fold_hostnames(nodes: Sequence[str]) -> List[str]:
-    """Return host names with their numbers as ranges, such as ``n[001-120]``; neighbours stay neighbours."""
+    """Return host names with their numbers as ranges, such as ``n[001-120]``; neighbors stay neighbors."""
     ranges: List[Tuple[str, int, int, int]] = []  # prefix, digits, first and last number
     for node in nodes:
         match = re.match(r"(.*\D)(\d{1,9})$", node)
@@ -279,7 +279,7 @@ def requeue(deadline: float, limit_at: Optional[float] = None) -> Tuple[bool, st
 def _requeue_once(disabled: bool) -> Tuple[int, str]:
     """Requeue this job; return scontrol's exit code and output.
 
-    Requeueing is enabled for this one request if the job was submitted with --no-requeue: Slurm does not
+    Requeuing is enabled for this one request if the job was submitted with --no-requeue: Slurm does not
     requeue such a job by itself afterwards either.
     """
     own = "JobId=" + own_id()

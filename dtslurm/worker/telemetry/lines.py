@@ -72,7 +72,7 @@ def read_new_lines_of(
 
 
 def thinned(records: List[Dict[str, Any]], limit: int) -> List[Dict[str, Any]]:
-    """Return about ``limit`` records at most: neighbours are merged, and the newer value of a key wins.
+    """Return about ``limit`` records at most: neighbors are merged, and the newer value of a key wins.
 
     A value that is not finite (a loss of NaN) is kept, whatever comes after it in the same group.
     """
