@@ -83,39 +83,41 @@ YES, NO, UNKNOWN = "yes", "**no**", ""
 README = ROOT / "README.md"
 README_BEGIN, README_END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 README_FIGURES = {
-    "`dtslurm --help`: time, ratio to `cscope --help`": "`dtslurm --help`: time beside `cscope --help`",
+    "`dtslurm --help`: time, ratio to `cscope --help`": (
+        "`dtslurm --help`: time compared with `cscope --help`"
+    ),
     "100 submissions in one process: time, ratio to `ssh X sbatch` with a new connection each": (
-        "100 submissions over SSH from Python: time beside as many `ssh X sbatch`"
+        "100 submissions over SSH from Python: time compared with as many `ssh X sbatch`"
     ),
     "submissions with one `dtslurm submit` each: time, ratio to `ssh X sbatch` with a new connection each": (
-        "one `dtslurm submit` over SSH: time beside `ssh X sbatch`"
+        "one `dtslurm submit` over SSH: time compared with `ssh X sbatch`"
     ),
     "re-submission after a change of one line in 10,000 files: time, ratio to `rsync -a`": (
-        "submission of 10,000 files after a change of one line: time beside `rsync -a`"
+        "submission of 10,000 files after a change of one line: time compared with `rsync -a`"
     ),
     "`map_array` of 100 functions: time until all results are available, ratio to submitit": (
-        "`map_array` of 100 functions until all results are there: time beside submitit"
+        "`map_array` of 100 functions until all results are there: time compared with submitit"
     ),
     "one function: time until its result is available, ratio to submitit": (
-        "one function until its result is there: time beside submitit"
+        "one function until its result is there: time compared with submitit"
     ),
     "staging of 2 GB in 20,000 files to four nodes: speed, ratio to a script with `tar` and `sbcast`": (
-        "2 GB in 20,000 files to four nodes: speed beside a script with `tar` and `sbcast`"
+        "2 GB in 20,000 files to four nodes: speed compared with a script with `tar` and `sbcast`"
     ),
     "`dtslurm exec JOB true`: time, ratio to `ssh X srun --overlap true` with a new connection": (
-        "`dtslurm exec JOB true`: time beside `ssh X srun --overlap true`"
+        "`dtslurm exec JOB true`: time compared with `ssh X srun --overlap true`"
     ),
     "node lost, with a spare node: time until training continues": (
         "a lost node with a spare one: time until training continues"
     ),
     "CPU time of a training step, ratio to the same step with the supervisor stopped": (
-        "CPU time of a training step beside the same step without the supervisor"
+        "CPU time of a training step compared with the same step without the supervisor"
     ),
     "generated failures with correct cause and rank, held-out half: fraction": (
         "generated failures, held-out half: share with the right cause and rank"
     ),
     "throughput, error without the row's laboratory and without vTrain: median": (
-        "`plan` beside published runs of laboratories that it has not seen: median error of the throughput"
+        "`plan` compared with published runs of unseen laboratories: median error of the throughput"
     ),
 }
 FIGURES = {"scale": "scale.svg"}  # figures that benchmarks draw themselves

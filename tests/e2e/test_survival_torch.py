@@ -306,7 +306,7 @@ def test_f40_f41_f68_unreachable_node_is_replaced_and_a_damaged_checkpoint_skipp
     assert (restored["step"], restored["attempt"]) == (survival.spoilt_step - 20, 1)
     assert survival.same(case)
     seconds = restored["time"] - case.events("attempt")[1]["time"]
-    words = "newest checkpoint spoilt (from the start of the attempt that reads it)"
+    words = "newest checkpoint damaged (from the start of the attempt that reads it)"
     more = survival.spoilt_step - restored["step"]
     survival.rows.append(
         f"| {words} | {seconds:.1f} s | {seconds:.1f} s | {more} more | 0 | left out, right |"
