@@ -97,7 +97,7 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether the job, with all tasks of an array, is over for good."""
+        """Whether the job, with all tasks of an array, has ended and cannot start again."""
         return self._refresh_view().terminal
 
     def wait(self, timeout: float | None = None) -> int:

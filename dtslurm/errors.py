@@ -63,7 +63,7 @@ class DtslurmError(Exception):
 
 
 class SubmitInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a submission; the text says whether there is a job.
+    """Ctrl-C during a submission; the text states whether there is a job.
 
     Attributes:
         record: the run whose job was queued, None if there is no job or that is unknown.
@@ -160,7 +160,7 @@ class CommandTimeout(TransportError):
 
 
 class StoreError(DtslurmError):
-    """The disk refused a write or read: it is full, read-only, or denies permission."""
+    """A file could not be written or read: the disk is full or read-only, or permission is denied."""
 
     exit_code = 5
 

@@ -112,7 +112,7 @@ def _share(found: Sequence[bool]) -> float:
 
 
 def pair_factors(items: Sequence[Residual]) -> dict[str, dict[str, Any]]:
-    """Return the factor within which two layouts of one model and cluster cannot be told apart.
+    """Return the factor within which two layouts of one model and cluster cannot be distinguished.
 
     It is the 80 % quantile of the difference of their errors, of all pairs of a group. Tables weigh alike,
     and so do the groups of a table.

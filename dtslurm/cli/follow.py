@@ -54,7 +54,7 @@ def follow_to_end(
 def report_continuing_jobs(
     context: Context, records: Sequence[JobRecord], *, cancels_in_allocation: bool = False
 ) -> Iterator[None]:
-    """Tell the user on Ctrl-C that the jobs continue.
+    """Print on Ctrl-C that the jobs continue.
 
     Args:
         cancels_in_allocation: cancel a run in an allocation instead, which its user holds to start the next.

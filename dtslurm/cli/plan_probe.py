@@ -94,7 +94,7 @@ def _finish_probe(context: Context, plan: Plan, record: JobRecord) -> tuple[Plan
 
 @contextmanager
 def _report_continuing_jobs(context: Context, record: JobRecord) -> Iterator[None]:
-    """Tell the user on Ctrl-C that the jobs continue, and how to read their measurements."""
+    """Print on Ctrl-C that the jobs continue, and how to read their measurements."""
     try:
         yield
     except KeyboardInterrupt:

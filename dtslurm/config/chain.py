@@ -10,7 +10,7 @@ from dtslurm.config.tree import MappingEntry, Problem, Scalar, Table
 
 Read = Callable[[Path], bytes]
 Find = Callable[[str, Path], Path | str]
-"""Finds what ``extends: NAME`` in a file means; a text says why there is no such file."""
+"""Finds what ``extends: NAME`` in a file means; a text is the reason why there is no such file."""
 
 
 def load_chain(

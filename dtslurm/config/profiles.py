@@ -66,7 +66,7 @@ class LoadedProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileEntry:
-    """A profile in a listing; ``error`` says in one line why it is unusable, None if it is usable."""
+    """A profile in a listing; ``error`` is one line on why it is unusable, None if it is usable."""
 
     name: str
     path: Path

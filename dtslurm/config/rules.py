@@ -205,7 +205,7 @@ def _select_gpu_nodes(types: Table | None) -> dict[str, Table]:
 def _find_missing_gpu_keys(slurm: Table | None, nodes: Mapping[str, Table]) -> Iterator[Problem]:
     """Yield the keys that a ``gpu_request`` form needs but the profile lacks.
 
-    Without them, Slurm would be asked for other GPUs, or for none.
+    Without them, the job would request other GPUs, or none.
 
     Args:
         nodes: the node types that have GPUs.

@@ -64,8 +64,8 @@ def _build_file_schema(title: str, kind: type, extended_file: str) -> dict[str, 
     root = _build_object(kind, definitions)
     extends = {
         "type": "string",
-        "description": f"{extended_file} whose values hold where this file "
-        "says nothing. Mappings are merged, lists replaced, null takes a value away, in a profile also a "
+        "description": f"{extended_file} whose values are used for the keys that this file "
+        "lacks. Mappings are merged, lists replaced, null takes a value away, in a profile also a "
         "whole partition, node type or variable.",
     }
     return {

@@ -1,4 +1,4 @@
-"""The dashboard in a browser, for the user who started it and for nobody else."""
+"""The dashboard in a browser, for the user who started it only."""
 
 from __future__ import annotations
 

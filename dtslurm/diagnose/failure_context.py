@@ -73,7 +73,7 @@ def find_first_failure(ends: Sequence[RankEnd], context: FailureContext) -> Rank
         early_ends = [
             end for end in candidates if (time := times[end.rank.rank]) is not None and time <= latest_time
         ]
-        # A rank without a recorded end may have been killed later: its reason counts all the same.
+        # A rank without a recorded end may have been killed later: its reason counts nevertheless.
         candidates = early_ends + [end for end in candidates if times[end.rank.rank] is None]
     return min(
         candidates, key=lambda end: (-(end.reason.strength if end.reason else 0), times[end.rank.rank] or 0)

@@ -203,7 +203,7 @@ def _judge_awaited(other_looks: Sequence[RankLook], waiting_looks: Sequence[Rank
         f"{_name_ranks(suspects)} {verb} {location}"
     )
     if idle_looks:
-        # Ranks that sleep in their own code and have just written output may go on at any time.
+        # Ranks that sleep in their own code and have just written output may continue at any time.
         confidence = 0.9 if len(idle_looks) <= len(waiting_looks) else 0.6
         return _make_verdict("hang", 0.6 if has_fresh_output else confidence, idle_looks, summary)
     if has_fresh_output:

@@ -12,7 +12,7 @@ from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.diagnosis import EvidenceLine, Signature
 from dtslurm.model.values import dataclass
 
-EXCEPTION = 70  # strength of an uncaught Python exception that no signature knows
+EXCEPTION = 70  # strength of an uncaught Python exception that matches no signature
 WEAK = 45  # a weaker cause counts only without a timeout, a lost peer or a termination signal
 _SIMILAR_STRENGTH = 20  # among reasons whose strengths differ by at most this, the first in the log counts
 _TRANSIENT = re.compile(
@@ -25,7 +25,7 @@ _SIGNALS = {
     10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 15: "SIGTERM", 24: "SIGXCPU", 31: "SIGSYS",
 }  # fmt: skip
 _TERMINATION_SIGNALS = {1, 2, 10, 12, 15}
-# Causes known only from Python exceptions, which a program may have caught and logged before it went on.
+# Causes known only from Python exceptions, which a program may have caught and logged before it continued.
 EXCEPTION_CAUSES = {"python-exception", "import-error", "nan-loss"}
 _PYTHON_ERRORS = {"python-exception", "import-error"}
 _CRASH_CAUSES = {"abort", "segfault", "bus-error"}

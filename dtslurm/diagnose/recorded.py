@@ -104,7 +104,7 @@ def _verdict_from_event(event: Mapping[str, Any], context: FailureContext) -> Ve
 
 
 def judge_checkpointed_ranks(context: FailureContext) -> Verdict | None:
-    """Return the verdict that ranks saved a checkpoint and asked for a requeue, or None if none did."""
+    """Return the verdict that ranks saved a checkpoint and requested a requeue, or None if none did."""
     checkpointed_ranks = [end.rank for end in context.ends if end.rank.exit_code == WANTS_REQUEUE]
     if not checkpointed_ranks or not context.facts.over:
         return None

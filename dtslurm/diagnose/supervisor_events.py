@@ -18,7 +18,7 @@ _RESUMING_EVENTS = {"supervisor_continued", "supervisor_killed", "started", "end
 
 
 def find_stopped_supervisor(events: Iterable[Mapping[str, Any]]) -> str:
-    """Return a message, with a fix, that the supervisor is stopped; empty if no event says so."""
+    """Return a message, with a fix, that the supervisor is stopped; empty if no event reports it."""
     stop_event: Mapping[str, Any] = {}
     for event in events:
         if event.get("event") == "supervisor_stopped":

@@ -46,7 +46,8 @@ class Launcher:
             code without a handler. False for frameworks that take an ignored signal for a handled one.
         reads_sizes: whether training code also configures the number of nodes and ranks, which may then
             differ.
-        own_codes: exit codes of the launcher itself that say more than the code of the first failed rank.
+        own_codes: exit codes of the launcher itself with a more specific
+            meaning than the code of the first failed rank.
         configs: suffixes of configuration files that may replace the script.
         framework: the module that every rank of such a job imports, empty if that is not certain.
         options: the options of the launcher that dtslurm interprets.
@@ -95,7 +96,7 @@ class Launcher:
     def variables(self, spec: JobSpec, layout: TaskLayout) -> Mapping[str, Variable]:
         """Return variables that this launcher or its framework needs for the whole job.
 
-        Without GPUs, Accelerate starts no process group unless it is told to use the CPU
+        Without GPUs, Accelerate starts no process group unless its configuration selects the CPU
         (``PartialState._prepare_backend``): each rank would train alone, and end with exit code 0.
         """
         has_gpu = layout.gpus_per_node or shares_gpu(spec.sbatch_options)

@@ -9,7 +9,7 @@ from dtslurm.model.jobs.job import JobSpec, TaskLayout
 
 MPI_OPTION = LauncherOption(
     "profile",
-    "srun's --mpi; profile: what the cluster's profile says, else Slurm's own default",
+    "srun's --mpi; profile: the value of the cluster's profile, else Slurm's own default",
     ("profile", "pmix", "pmi2", "cray_shasta", "none"),
 )
 

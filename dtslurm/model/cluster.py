@@ -35,11 +35,11 @@ class Login:
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """What holds in one partition: limits for checks before queuing, and what jobs ask for there.
+    """What holds in one partition: limits for checks before queuing, and what jobs request there.
 
     Attributes:
         node_type: the type of all its nodes.
-        qos: the QOS of jobs there that ask for none, in place of the cluster's.
+        qos: the QOS of jobs there that request none, in place of the cluster's.
     """
 
     max_time: Walltime | None = None
@@ -51,16 +51,16 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmCustoms:
-    """A site's customs: what it wants asked, and in which words.
+    """A site's rules for requests: the required options and their forms.
 
     Attributes:
-        gpu_request: the form the site wants GPUs asked in; ``typed`` forms name the GPU's Slurm type,
-            where the node type has one (nodes with GPUs of several makes have none to ask for);
+        gpu_request: the form of GPU requests at this site; ``typed`` forms name the GPU's Slurm type,
+            where the node type has one (nodes with GPUs of several makes have none to request);
             ``constraint`` selects GPU nodes by the constraint alone, so each type with GPUs must have one, or
             slurm has; ``none`` means whole nodes come with their GPUs and no GPU option may be given.
         mem: whether ``--mem`` may, must or must not be given.
         default_mem: ``--mem`` of a job that names none. 0, all of a node's memory, is for sites where Slurm's
-            own default is small; a job that leaves some of a node's GPUs to others asks for none then.
+            own default is small; a job that leaves some of a node's GPUs to others requests none then.
         export: whether ``--export`` may be given.
         requeue: whether jobs may be requeued.
         go_on_by: how a run gets its next job: ``requeue``, or a successor that waits for this job's end
@@ -75,7 +75,7 @@ class SlurmCustoms:
         host_suffix: what to append to a host name for its fast network (JUWELS: ``i``).
         head_address: address of the head node where host names do not resolve.
         extra_options: sbatch options that every job needs, as ``--option=value``.
-        partition: where jobs go that ask for none, several as ``a,b``.
+        partition: where jobs go that request none, several as ``a,b``.
         srun_options: srun options that every step needs, as ``--option=value``; none that dtslurm sets.
         version: the Slurm that these customs were seen with, as ``24.11.5``.
     """
@@ -165,11 +165,11 @@ class NodeType:
         threads_per_core: hardware threads; 1 where the site has SMT off.
         usable_cores: cores a job may use where the site reserves some (Frontier, LUMI: 56 of 64).
         rank_cpus: the CPUs beside each GPU of a node, as ``49-55,113-119``, in the order of the GPUs. A job
-            with all GPUs of a node and one rank for each, which does not say how many CPUs a rank has, binds
-            its ranks to them, whatever the launcher.
-        memory: memory a job may ask for.
+            with all GPUs of a node and one rank for each, and without a number of CPUs for a rank, binds its
+            ranks to them, whatever the launcher.
+        memory: memory a job may request.
         constraint: what chooses these nodes among others of their partition.
-        partition: where jobs go that ask for such nodes and for no partition.
+        partition: where jobs go that request such nodes and no partition.
     """
 
     gpus: Gpus | None = None
@@ -218,14 +218,14 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """The network between nodes and what libraries must be told about it.
+    """The network between nodes and the settings that libraries need for it.
 
     Attributes:
         kind: the family; it sets no variable, environment_from does.
-        hcas: adapters that cluster check and the health check want up; they set no variable.
-        interfaces: network interfaces that cluster check wants up; they set no variable.
-        environment_from: a file of templates/fabrics that holds what is known of such a network; what is said
-            here goes before it, and a variable set to null is left out.
+        hcas: adapters that must be up in cluster check and the health check; they set no variable.
+        interfaces: network interfaces that must be up in cluster check; they set no variable.
+        environment_from: a file of templates/fabrics with the known settings of such a network; the values
+            here have precedence, and a variable set to null is left out.
         environment: variables of jobs on several nodes.
         setup: shell lines of jobs on several nodes, run as they are.
         mounts: files that containers need to use the network.
@@ -275,7 +275,7 @@ class ContainerRuntime:
     Attributes:
         runtime: its name; ``none`` where containers are not to be had.
         mounts: folders every container needs, as ``SRC[:DST[:ro]]``.
-        options: options of the runtime's own that the site wants, such as ``--module=gpu,nccl-plugin``.
+        options: options of the runtime's own that the site requires, such as ``--module=gpu,nccl-plugin``.
     """
 
     runtime: str = "none"
@@ -306,7 +306,7 @@ class ClusterProfile:
             ClusterName, full names of login nodes. A cluster called as the profile needs none.
         checked: how the values were checked and when, as ``documentation 2026-08`` or ``on a live cluster
             2026-08-14``. A profile that extends this one does not take it over.
-        sample: whether jobs note how their nodes' GPUs, network, CPU and memory do, unless they say else.
+        sample: whether jobs note the use of their nodes' GPUs, network, CPU and memory by default.
         notify: names of secrets with URLs of Apprise, to which messages about every run are sent.
     """
 

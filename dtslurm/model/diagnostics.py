@@ -16,7 +16,7 @@ class Diagnostic:
     """A message to the user in one line: an error prevents the job, a note does not.
 
     Attributes:
-        hint: what to do; empty if the message says it.
+        hint: what to do; empty if the message contains it.
     """
 
     level: Literal["error", "note"]

@@ -45,7 +45,7 @@ _JOB_VALUE_REFERENCE = re.compile(rf"(\$?)\$(?:{JOB_VALUE})")
 
 
 def quote_with_job_values(text: str) -> str:
-    """Return an argument as one word in which the shell expands ``$SLURM_ARRAY_TASK_ID`` and the like.
+    """Return an argument as one word in which the shell expands variables such as ``$SLURM_ARRAY_TASK_ID``.
 
     Only the names in `JOB_VALUES` are expanded; ``$$NAME`` stands for a literal ``$NAME``.
     """

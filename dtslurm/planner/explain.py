@@ -96,11 +96,11 @@ def find_ties(ranked: Sequence[Estimate], factor: float) -> list[int]:
 
 
 def tie_lines(ranked: Sequence[Estimate], ties: Sequence[int], factor: float, shown_count: int) -> list[str]:
-    """Return lines on the layouts that cannot be told apart from the first, and the cheapest deciding runs.
+    """Return lines on the layouts that cannot be distinguished from the first, and the cheapest experiment.
 
     Args:
         ranked: all layouts that fit, best first.
-        ties: numbers of those that cannot be told apart from the first.
+        ties: numbers of those that cannot be distinguished from the first.
         shown_count: number of layouts that the plan shows.
     """
     if not ties:
@@ -112,7 +112,10 @@ def tie_lines(ranked: Sequence[Estimate], ties: Sequence[int], factor: float, sh
         count = f"{others} more layout{'s' if others > 1 else ''}"
         names = f"{names} and {count}" if names else count
     lines = [
-        f"{names} cannot be told apart from 1: measured orders reverse below a difference of {factor - 1:.0%}"
+        (
+            f"{names} cannot be distinguished from 1: "
+            f"measured orders reverse below a difference of {factor - 1:.0%}"
+        )
     ]
     if tied_shown:
         to_run = [number for number in (1, *tied_shown) if ranked[number - 1].predicted_s is None]

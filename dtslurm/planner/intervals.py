@@ -1,7 +1,7 @@
 """The 80 % interval of a predicted time, from runs of laboratories that the constants were not fitted on.
 
 ``data/intervals.json`` holds, for each class of prediction, the factor that covers 80 % of the errors, and
-the factor within which two layouts of one model and cluster cannot be told apart. ``python -m
+the factor within which two layouts of one model and cluster cannot be distinguished. ``python -m
 benchmarks.planner.intervals --write`` makes the file.
 """
 

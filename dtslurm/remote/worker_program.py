@@ -37,7 +37,7 @@ done
 echo '{NO_PYTHON}'
 """
 
-# Reads exactly as many bytes as the first argument says, because the worker's input follows.
+# Reads exactly as many bytes as the first argument states, because the worker's input follows.
 _READ_PROGRAM = """
 import os, sys, zlib
 size, data = int(sys.argv[1]), b""

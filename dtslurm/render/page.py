@@ -25,7 +25,7 @@ def page(name: str, values: Mapping[str, object]) -> str:
         lstrip_blocks=True,
     )
     environment.filters["data"] = _script_json
-    environment.globals["embedded"] = lambda file: Markup(_read_text(folder / str(file)))  # noqa: S704 - our own files
+    environment.globals["embedded"] = lambda file: Markup(_read_text(folder / str(file)))  # noqa: S704 - dtslurm's own files
     return environment.get_template(name).render(values)
 
 

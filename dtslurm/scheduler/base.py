@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # these imports would double the import time of a status quer
     from dtslurm.transport.base import Completed
 
 Look = Callable[[Mapping[str, Sequence[JobStatus]]], None]
-"""Is told what the queue shows of jobs before they are changed, by their ids; may refuse by raising."""
+"""Receives jobs by their ids, as the queue shows them, before a change; raises to prevent the change."""
 
 
 class PartialResult(NamedTuple):
@@ -77,7 +77,7 @@ class Scheduler(Protocol):
         number of requests to the scheduler is bounded, however many ids are queried.
 
         Raises:
-            SlurmUnavailable: the scheduler did not answer. This says nothing about the state of any job.
+            SlurmUnavailable: the scheduler did not answer. This is no evidence about the state of any job.
         """
         ...
 

@@ -304,7 +304,7 @@ class SlurmScheduler:
         ]
 
     def _update_ended_steps(self, step_ids: Sequence[str], live: JobTable) -> None:
-        """Query accounting for steps that squeue does not list any more."""
+        """Query accounting for steps that squeue no longer lists."""
         known = {job.job_id for job in self._ended.values() if job.state.ended}
         due_ids = [
             step_id
@@ -488,7 +488,7 @@ class SlurmScheduler:
             self._slurm.change(commands.end_step(step_ids))
         if whole_jobs := [job_id for job_id in running_ids if not is_step_id(job_id)]:
             self._slurm.change(commands.scancel(whole_jobs))
-        # scancel says nothing about ids it does not know, and exits with 0 (22.05).
+        # scancel reports no error for ids it does not know, and exits with 0 (22.05).
         unknown_ids = [job_id for job_id, jobs in jobs_by_id.items() if not jobs]
         if unknown_ids:
             raise JobNotFound(

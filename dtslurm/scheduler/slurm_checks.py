@@ -21,7 +21,7 @@ def check(
 ) -> list[str]:
     """Return all reasons, one line each, why these partitions cannot accept the submission.
 
-    If ``partitions`` is empty, the site hides them, and only Slurm's dry run can tell.
+    If ``partitions`` is empty, the site hides them, and only Slurm's dry run can check the request.
     """
     script_options = options(submission.script)
     resources = submission.spec.resources

@@ -228,8 +228,8 @@ def start_in_allocation(
 ) -> list[str]:
     """Return the command that starts a run as a step on a node of a running job and prints the step's id.
 
-    srun goes on in the background. If it is killed, the step continues. The step takes no resources from the
-    steps of the ranks.
+    srun continues in the background. If srun is killed, the step continues. The step takes no resources from
+    the steps of the ranks.
 
     Args:
         name: the name of the step, by which the run is found.

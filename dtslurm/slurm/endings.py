@@ -50,7 +50,7 @@ def _describe_preemption(config: Mapping[str, str], graces: Mapping[str, int]) -
     grace = ", ".join(f"{seconds} s in {name}" for name, seconds in sorted(graces.items()))
     grace = grace or ("by QOS" if preempt_type == "qos" else "none")
     user_signal = "send_user_signal" in config.get("PreemptParameters", "")
-    hint = "ranks alone are told, by TERM" + (" or the signal asked for" if user_signal else "")
+    hint = "only ranks receive a signal: TERM" + (" or the requested signal" if user_signal else "")
     hint += "; save then and end with 85: --max-restarts requeues the job"
     version = re.match(r"(\d+)\.(\d+)", config.get("SLURM_VERSION", ""))
     if version and (int(version[1]), int(version[2])) < (24, 5):
@@ -60,7 +60,7 @@ def _describe_preemption(config: Mapping[str, str], graces: Mapping[str, int]) -
 
 def _describe_early_signal(config: Mapping[str, str], longest_save: float | None) -> EndingBehaviour:
     over_time_limit = config.get("OverTimeLimit", "0")
-    timing = f"comes up to {EARLY_S} s before the asked time"
+    timing = f"comes up to {EARLY_S} s before the requested time"
     timing += "" if over_time_limit.startswith("0") else f", OverTimeLimit={over_time_limit}"
     if longest_save is None:
         return EndingBehaviour(
@@ -74,7 +74,7 @@ def _describe_early_signal(config: Mapping[str, str], longest_save: float | None
 def _describe_job_end(config: Mapping[str, str], longest_save: float | None) -> EndingBehaviour:
     match = re.match(r"\d+", config.get("KillWait", ""))
     kill_wait_s = int(match[0]) if match else 30
-    hint = "a save that takes longer after TERM is lost; --signal-before tells training earlier"
+    hint = "a save that takes longer after TERM is lost; --signal-before sends a signal earlier"
     if longest_save is not None and longest_save > kill_wait_s:
         hint = (
             f"your longest save takes {longest_save:.0f} s: it is lost if it begins at TERM; --signal-before"
@@ -85,7 +85,7 @@ def _describe_job_end(config: Mapping[str, str], longest_save: float | None) -> 
 def _describe_requeue(config: Mapping[str, str]) -> EndingBehaviour:
     if config.get("JobRequeue") == "0":
         return EndingBehaviour(
-            "requeue", "JobRequeue=0: only jobs that ask for it", "sbatch --requeue, or slurm.go_on_by"
+            "requeue", "JobRequeue=0: only jobs that request it", "sbatch --requeue, or slurm.go_on_by"
         )
     requeue_delay = re.search(r"\brequeue_delay=(\d+)", config.get("SchedulerParameters", ""))
     credential_lifetime = re.search(r"\bcred_expire=(\d+)", config.get("AuthInfo", ""))

@@ -37,7 +37,7 @@ def epoch(value: str) -> int | None:
 
 
 def seconds(value: str) -> int | None:
-    """Parse a duration: ``1:46``, ``10:00:00``, ``1-02:03:04``; ``UNLIMITED`` and the like give None."""
+    """Parse a duration: ``1:46``, ``10:00:00``, ``1-02:03:04``; ``UNLIMITED`` and similar words give None."""
     match = _DURATION.fullmatch(value.strip())
     if not match:
         return None

@@ -228,7 +228,7 @@ def describe_exit(code: int | None, sig: int | None) -> str:
         return f"exit code {code}: {describe_exit(None, code - 128)}"
     meanings = {
         0: "succeeded",
-        WANTS_REQUEUE: f"exit code {WANTS_REQUEUE}: checkpointed, wants to go on",
+        WANTS_REQUEUE: f"exit code {WANTS_REQUEUE}: checkpointed, to be continued",
         93: "exit code 93: attempt after attempt came no further",
         126: "exit code 126: a command could not be executed",
         127: "exit code 127: a command was not found",

@@ -97,13 +97,13 @@ _HINTS = (
     (r"invalid qos", "see your QOS with sacctmgr show assoc user=$USER; choose one with --qos"),
     (
         r"node configuration is not available|node count specification",
-        "no nodes of the partition have that many CPUs, GPUs or that much memory: ask for less",
+        "no nodes of the partition have that many CPUs, GPUs or that much memory: request less",
     ),
-    (r"time limit is invalid", "ask for less --time; scontrol show partition tells MaxTime"),
+    (r"time limit is invalid", "request less --time; scontrol show partition prints MaxTime"),
     (r"invalid --time|invalid time", "write --time as minutes, HH:MM:SS or D-HH:MM:SS"),
     (
         r"violates accounting/qos policy|maxsubmit|submit limit",
-        "a limit of your account or QOS is reached: wait until jobs of yours end, or ask for less",
+        "a limit of your account or QOS is reached: wait until jobs of yours end, or request less",
     ),
     (r"invalid generic resource|gres", "see how GPUs are named here with sinfo -o '%N %G'"),
     (r"invalid feature", "see the features for --constraint with sinfo -o '%N %f'"),
@@ -115,9 +115,9 @@ _HINTS = (
         r"topology configuration is not available|--segment",
         "--segment must divide --nodes and fit a block (scontrol show topology); before Slurm 23.11 omit it",
     ),
-    (r"unrecognized option", "this cluster's sbatch has no such option (sbatch --version tells its release)"),
+    (r"unrecognized option", "this sbatch has no such option (sbatch --version prints its release)"),
     (r"dos line breaks", "write the script with Unix line ends (dos2unix)"),
-    (r"memory specification|memory required", "ask for less --mem"),
+    (r"memory specification|memory required", "request less --mem"),
     (r"rate limit|temporarily|queue full", "the queue is full for now: try again in some minutes"),
 )
 

@@ -108,7 +108,7 @@ def allocation(output: str, *, uid: int | None, observed_at: float) -> HeldAlloc
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionInfo:
-    """A partition and its limits; None means no limit, an empty tuple means everybody."""
+    """A partition and its limits; None means no limit, an empty tuple means all users."""
 
     name: str
     default: bool = False

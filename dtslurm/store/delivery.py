@@ -36,7 +36,7 @@ MODULES = (
     "delivery.prebuilt_tree", "delivery.server",
 )  # fmt: skip
 
-# Up to this many bytes are sent at once. For more, the worker is first asked which contents are missing,
+# Up to this many bytes are sent at once. For more, the worker is queried for the missing contents first,
 # because an interrupted transfer may have delivered them.
 UNASKED = 1 << 20
 _MAX_ROUNDS = 4
@@ -81,7 +81,7 @@ def deliver(
         known_objects: the contents assumed to exist on the cluster; updated.
 
     Raises:
-        StoreError: a file system refused, or a file changed during the delivery. Nothing was installed.
+        StoreError: an error of a file system, or a file changed during the delivery. Nothing was installed.
         RunExists: the run directory exists already. Nothing was installed.
         CommandNotFound: ``command``, or the worker's Python, does not exist. Nothing was installed.
         CommandTimeout: ``command`` did not end in time; its effect is unknown.

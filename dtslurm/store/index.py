@@ -97,7 +97,7 @@ class IndexRow(NamedTuple):
 class Index:
     """The index of runs, which finds them by token, job id or name.
 
-    Each call opens the database anew, because home folders may be on NFS.
+    Each call opens the database again, because home folders may be on NFS.
 
     Attributes:
         permanent: False for a copy that this process uses because the file cannot be written.

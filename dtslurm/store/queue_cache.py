@@ -191,7 +191,7 @@ def _parse_status(document: Mapping[str, Any]) -> JobStatus:
 
 
 def _read_own_file(path: Path) -> bytes:
-    """Return the content of a regular file that belongs to this user and that nobody else can write."""
+    """Return the content of a regular file that belongs to this user and that no other user can write."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)

@@ -220,7 +220,7 @@ class RunDir:
         return path if node_log is None else Path(node_log.path)
 
     def last_output(self, attempt: int, rank: int, size: int) -> bytes:
-        """Return up to so many bytes at the end of a rank's log; empty if it cannot be read."""
+        """Return up to ``size`` bytes at the end of a rank's log; empty if it cannot be read."""
         with (
             contextlib.suppress(OSError),
             contextlib.closing(open_rank_log(str(self.logs(attempt)), rank)) as log,

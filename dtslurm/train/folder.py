@@ -260,7 +260,7 @@ def describe_artifact(checkpoint: Path, step: int) -> dict[str, object]:
 
 
 def sweep(folder: Path, attempt: int) -> None:
-    """Delete unfinished checkpoints of this and earlier attempts, whose processes may not write any more."""
+    """Delete unfinished checkpoints of this and earlier attempts, whose processes must no longer write."""
     with contextlib.suppress(FileNotFoundError):
         for path in list(folder.iterdir()):
             match = _UNFINISHED_NAME.fullmatch(path.name)

@@ -18,7 +18,7 @@ from dtslurm.errors import RequestInvalid
 class ShardedBatchSampler:
     """Batches of sample indices for one rank; all ranks together see every sample once per epoch.
 
-    Samples form one endless sequence of epochs, each shuffled anew from the seed. A step takes the next
+    Samples form one endless sequence of epochs, each shuffled by the seed. A step takes the next
     ``batch_size`` samples and distributes them over the ranks. The progress of training is therefore one
     number, `position`, which is independent of the number of ranks. All ranks have the same number of
     batches. The last step of an epoch takes the remaining samples: fewer than ``batch_size``, or up to

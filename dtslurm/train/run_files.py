@@ -16,7 +16,7 @@ STALE = 87  # exit code: the run belongs to a later attempt, and this process wr
 
 
 class StaleAttempt(SystemExit):
-    """A later attempt of this run has begun, so this attempt must not write any more.
+    """A later attempt of this run has begun, so this attempt must no longer write.
 
     The exception ends the process with exit code 87 if it is not caught.
     """
@@ -158,7 +158,7 @@ def _find_evaluated(run: Path) -> Iterator[Path]:
 
 
 def _find_ended_instances(run: Path) -> set[str]:
-    """Return the names of the instances of roles, such as ``evaluator-0``, that do not run any more."""
+    """Return the names of the instances of roles, such as ``evaluator-0``, that no longer run."""
     return {
         f"{role.get('name')}-{instance.get('instance')}"
         for state in _read_objects(run / "roles.json")

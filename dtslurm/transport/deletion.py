@@ -18,14 +18,14 @@ def remove(path: Path, *, within: Path) -> bool:
 
     Raises:
         StoreError: the path is outside ``within``; nothing was removed.
-        OSError: the file system refused the deletion.
+        OSError: the file system did not delete the files.
     """
     resolved_path = path.parent.resolve() / path.name
     if path.name in {"", ".", ".."} or within.resolve() not in resolved_path.parents:
         raise StoreError(
             f"{path} is not below {within}, so dtslurm does not delete it",
             evidence=[f"without symbolic links, the path is {resolved_path}"],
-            hint="the record of the run was changed by another program; please report this",
+            hint="the record of the run was changed by another program; report this",
         )
     try:
         mode = resolved_path.lstat().st_mode

@@ -30,7 +30,7 @@ class PopenChannel:
         self._released = True  # until there is a process to end
         self._selector = selectors.DefaultSelector()
         try:
-            with _interrupt_delayed():  # Popen can raise after the fork, and nobody would end the process
+            with _interrupt_delayed():  # Popen can raise after the fork, and the process would never be ended
                 self._process = subprocess.Popen(
                     list(argv),
                     stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
@@ -151,7 +151,7 @@ def _interrupt_delayed() -> Iterator[None]:
 
 
 class CarrierProcess:
-    """A shell command (ProxyCommand) whose stdin and stdout carry a connection; ``socket`` is our end."""
+    """A shell command (ProxyCommand) whose stdin and stdout carry a connection; dtslurm uses ``socket``."""
 
     def __init__(self, command: str, env: Mapping[str, str]) -> None:
         self.socket, peer = socket.socketpair()
@@ -201,7 +201,7 @@ def run_in_terminal(
         KeyboardInterrupt: the user pressed Ctrl-C.
     """
     tty = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    previous_handler = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # tcsetpgrp below would stop us
+    previous_handler = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # tcsetpgrp below would stop dtslurm
     try:
         with _foreground_process(argv, env, tty) as process:
             stderr = _echo_stderr(process, hidden_lines)

@@ -38,8 +38,8 @@ _PLAIN = frozenset(set(range(32, 127)) - set(b"'\\!"))
 _OCTAL = {byte: f"\\0{byte:03o}" for byte in range(256) if byte not in _PLAIN}
 _LONG_LINE = "exec /bin/sh -c 'eval \"$(dd bs=1 count={} 2>/dev/null)\"'"
 
-# Forks cost most of a command's time beside the round trip, so the program avoids them. A multi-line value of
-# a variable can look like further variables, which is harmless.
+# Apart from the round trip, forks cost most of a command's time, so the program avoids them. A multi-line
+# value of a variable can look like further variables, which is harmless.
 _PROGRAM = r"""dt_n=@nonce@
 printf '\036%s-begin %s\036' "$dt_n" "$$"
 printf '\036%s-begin\036' "$dt_n" >&2

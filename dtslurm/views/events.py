@@ -258,7 +258,7 @@ _DESCRIPTIONS: Mapping[str, Callable[[Event], str]] = {
     "decision": _describe_decision,
     "onward": _describe_requeue,
     "hang": _describe_hang,
-    "stalled": _make_formatter("the ranks stand still: {summary}"),
+    "stalled": _make_formatter("the ranks make no progress: {summary}"),
     "limit_expected": _make_formatter("{summary}"),
     "message_sent": _make_formatter("message sent to {to}: the job {about}"),
     "message_failed": _make_formatter("message not sent to {to} (the job {about}): {problem}"),

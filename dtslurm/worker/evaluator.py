@@ -45,7 +45,7 @@ def main(command: List[str]) -> int:
 
 
 def find_next(run_dir: str) -> Optional[Dict[str, Any]]:
-    """Claim and return the oldest checkpoint that nobody has evaluated; None if there is none."""
+    """Claim and return the oldest checkpoint that no instance has evaluated; None if there is none."""
     evaluated = {record.get("checkpoint") for record in read_lines(os.path.join(run_dir, RESULTS))}
     register = os.environ.get("DTSLURM_ARTIFACTS") or os.path.join(run_dir, "artifacts.jsonl")
     for record in read_lines(register):
@@ -60,8 +60,8 @@ def find_next(run_dir: str) -> Optional[Dict[str, Any]]:
 def claim(run_dir: str, path: str) -> bool:
     """Return whether this start of this instance may evaluate a checkpoint.
 
-    The claim of another instance holds until ``roles.json`` says that it has ended; that of an earlier start
-    of this instance has ended with that start.
+    The claim of another instance holds until ``roles.json`` records its end; the claim of an earlier start of
+    this instance has ended with that start.
     """
     folder = os.path.join(run_dir, CLAIMS)
     os.makedirs(folder, exist_ok=True)
@@ -85,7 +85,7 @@ def claim(run_dir: str, path: str) -> bool:
 
 
 def has_ended(run_dir: str, holder: Dict[str, Any]) -> bool:
-    """Return whether the instance that holds a claim will not evaluate any more."""
+    """Return whether the instance that holds a claim evaluates nothing further."""
     for role in read_object(os.path.join(run_dir, "roles.json")).get("roles") or []:
         for instance in role.get("instances") or []:
             if "{}-{}".format(role.get("name"), instance.get("instance")) == holder.get("instance"):

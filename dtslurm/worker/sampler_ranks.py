@@ -265,7 +265,7 @@ class Ranks:
         self.was_quiet = quiet
 
     def end(self, now: float) -> None:
-        """Write that no rank runs here any more, if this is so: nobody updates the file from now on."""
+        """Write that all ranks here have ended, if they have: no process updates the file from now on."""
         record = self.look(now, [])
         if record and not record["ranks"]:
             self.write(dict(record, over=True))

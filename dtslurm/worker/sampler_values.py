@@ -32,7 +32,7 @@ def output_position(pid: int) -> Optional[int]:
     """Return the position of a process's standard output in its file, None if it cannot be read.
 
     A rank's shell and all processes that it starts share one position, so the shell's position also advances
-    when training writes. The kernel knows the position; the file's size needs a request to the file server.
+    when training writes. The kernel has the position; the file's size needs a request to the file server.
     """
     match = re.search(r"^pos:\s+(\d+)$", contents("/proc/%d/fdinfo/1" % pid), re.MULTILINE)
     return int(match.group(1)) if match else None

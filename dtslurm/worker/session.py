@@ -2,8 +2,8 @@
 
 ``notebook`` is Jupyter, with further WORDs for it. ``editor`` is an SSH server for remote editors, to which
 only the owner of the key in ``editor.pub`` of the run directory can log in. The server listens on loopback
-of its node, and ends when nobody has used it for SECONDS. ``session/session.json`` in the run directory, with
-mode 0600, says how it is reached. A restarted job keeps the token, or the key of the server.
+of its node, and ends when it was not used for SECONDS. ``session/session.json`` in the run directory, with
+mode 0600, contains its address. A restarted job keeps the token, or the key of the server.
 """
 
 import contextlib
@@ -197,7 +197,7 @@ def wait_until_it_listens(server: Any, port: int) -> bool:
 
 
 def wait_while_used(server: Any, idle_s: float) -> int:
-    """Wait until the server ends, and end an SSH server to which nobody has been connected for some time.
+    """Wait until the server ends, and end an SSH server to which no client has been connected for some time.
 
     Args:
         idle_s: 0 if the server ends by itself.
@@ -212,7 +212,7 @@ def wait_while_used(server: Any, idle_s: float) -> int:
         if not idle_s or has_children(server.pid):
             used_at = time.monotonic()
         elif time.monotonic() > used_at + idle_s:
-            print("nobody was connected for {} s".format(idle_s), flush=True)
+            print("no client was connected for {} s".format(idle_s), flush=True)
             server.terminate()
             server.wait()
             return 0

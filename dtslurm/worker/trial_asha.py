@@ -188,7 +188,7 @@ def watch(words: List[str], trial: Any, finish: Optional[Callable[[Optional[floa
 
 
 def _terminate(child: "subprocess.Popen[bytes]", now: bool) -> int:
-    """End the training code; ``now`` gives it no time to write a checkpoint that nobody needs."""
+    """End the training code; ``now`` gives it no time to write a checkpoint that is not needed."""
     if child.poll() is None:
         child.kill() if now else child.terminate()
     try:

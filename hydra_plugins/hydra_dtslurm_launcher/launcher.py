@@ -56,7 +56,7 @@ class DtslurmQueueConf(BaseQueueConf):
 
 
 class SubmittedJob(JobReturn):
-    """The result of a job that nobody waits for: its status is UNKNOWN, and Hydra's sweeper accepts it."""
+    """The result of a job that is not waited for: its status is UNKNOWN, and Hydra's sweeper accepts it."""
 
     @property
     def return_value(self) -> None:

@@ -75,7 +75,7 @@ def test_plan_gives_intervals_of_times_and_names_ties(run: Run) -> None:
     shown = run(*SMALL).stdout
     low, high = (document["candidates"][0]["step_time_s"][end] for end in ("low", "high"))
     assert f" s ({low:.1f}-{high:.1f})" in shown
-    assert "cannot be told apart from 1" in shown
+    assert "cannot be distinguished from 1" in shown
     assert "would decide" in shown
 
 

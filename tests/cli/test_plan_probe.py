@@ -42,7 +42,7 @@ def test_a_plan_that_cannot_tell_layouts_apart_names_the_probe_that_would(invoke
         (("plan", "llama-3-405b", *PLAN[2:], "--probe", "train.py"), "no layout fits", "more nodes"),
         ((*PLAN, "--layout", "dp=2,gbs=64", "--probe", "train.py"), "shows only one", "leave out --layout"),
         ((*PLAN, "--top", "1", "--probe", "train.py"), "shows only one", "--top"),
-        ((*PLAN, "--framework", "fsdp", "--probe", "train.py"), "not told which layout", "'${tp}'"),
+        ((*PLAN, "--framework", "fsdp", "--probe", "train.py"), "does not receive the layout", "'${tp}'"),
         ((*PLAN, "--probe", "sweep.yaml"), "needs one training job", "training job alone"),
         ((*PLAN, "--probe", "larger.yaml"), "another size than the plan", "--nodes"),
         ((*PLAN, "--probe", "train.py", "--calibrate", "17"), "only one of --calibrate and --probe", ""),

@@ -329,7 +329,7 @@ def test_resubmit_refuses_a_run_whose_submission_folder_was_deleted(
 ) -> None:
     add_array_with_request(runs, tmp_path / "gone")
     assert (
-        f"7 was submitted from {tmp_path / 'gone'}, which does not exist any more"
+        f"7 was submitted from {tmp_path / 'gone'}, which no longer exists"
         in invoke("resubmit", "7", code=2).stderr
     )
 

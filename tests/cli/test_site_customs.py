@@ -232,7 +232,10 @@ def test_the_slurm_of_another_cluster_is_not_used(
         assert re.search(r"reached by +the Slurm on this machine \(ClusterName site\)", doctor)
     else:
         assert "site.invalid" in done.stderr
-        assert "if this machine's Slurm is site's: name its ClusterName in the profile's" in done.stderr
+        assert (
+            "if this machine's Slurm is site's: add its ClusterName to recognise: in the profile"
+            in done.stderr
+        )
         assert not any(line.startswith("sbatch") for line in slurm.asked)
         assert "to site.invalid" in doctor
         assert "this machine's Slurm was not recognized as the cluster's Slurm" in doctor

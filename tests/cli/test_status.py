@@ -162,11 +162,9 @@ def test_components_of_a_heterogeneous_job_in_one_state_share_a_row() -> None:
 
 
 def test_an_unknown_job_shows_the_reason() -> None:
-    seen = run_view(
-        job_status(state=JobState.UNKNOWN, reason="the scheduler does not know this job (any more)")
-    )
+    seen = run_view(job_status(state=JobState.UNKNOWN, reason="the scheduler has no record of this job"))
     assert make_rows(seen, NOW)[0][3] == "UNKNOWN"
-    assert "does not know this job" in about_column(seen)[0]
+    assert "has no record of this job" in about_column(seen)[0]
 
 
 def test_the_time_left_decreases_between_queries() -> None:
@@ -269,7 +267,7 @@ def test_a_final_state_is_printed_once(tmp_path: Path) -> None:
 def test_attempts_are_derived_from_the_events() -> None:
     attempts = attempts_of(EVENTS)
     assert [(item.number, item.nodes, item.exit_code, item.how) for item in attempts] == [
-        (0, "n[1-2]", 85, "exit code 85: checkpointed, wants to go on"),
+        (0, "n[1-2]", 85, "exit code 85: checkpointed, to be continued"),
         (1, "n[3-4]", None, ""),
         (2, "n3", 1, "rank 3: NaN"),
         (3, "n3", None, ""),

@@ -180,7 +180,7 @@ def test_a_deleted_run_of_a_sweep_is_reported(invoke: Run, finished_sweep: JobRe
     gone = str(Path(finished_sweep.run_dir).with_name("tune-41"))
     (Path(finished_sweep.run_dir) / MEMBERS).write_text(json.dumps({"runs": [finished_sweep.run_dir, gone]}))
     assert (
-        f"{gone}, a run directory of this sweep, does not exist any more"
+        f"{gone}, a run directory of this sweep, no longer exists"
         in invoke("sweep", "status", "tune", code=3).stderr
     )
 

@@ -111,7 +111,7 @@ def board() -> Board:
             state="UNKNOWN",
             unknown=True,
             start=None,
-            about="the scheduler does not know this job (any more)",
+            about="the scheduler has no record of this job",
         ),
         row(10, state="CANCELLED", over=True, end=int(NOW) - 3500),
     )

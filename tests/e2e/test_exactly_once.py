@@ -224,4 +224,4 @@ def test_f6_job_with_another_token_is_not_attributed_to_the_run(lab: SlurmLab, p
     )  # fmt: skip
     (view,) = views(Context(cwd=project), [stolen])
     assert view.statuses[0].state is JobState.UNKNOWN
-    assert "not this run's job any more" in view.statuses[0].reason
+    assert "no longer this run's job" in view.statuses[0].reason

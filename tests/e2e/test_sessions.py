@@ -98,7 +98,7 @@ def test_job_ends_when_nobody_is_connected(cli: Cli) -> None:
     cli.started.append(job)
     status = cli.wait_for_end(job)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("COMPLETED", 0)
-    assert "nobody was connected for 5 s" in cli("logs", job).stdout
+    assert "no client was connected for 5 s" in cli("logs", job).stdout
 
 
 def test_bad_requests_are_refused_before_anything_is_queued(cli: Cli) -> None:

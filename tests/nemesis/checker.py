@@ -215,7 +215,7 @@ def _first(events: Sequence[Event], state: str) -> Event:
 
 def _forgotten(events: Sequence[Event]) -> bool:
     """Tell whether Slurm lost the run's job with its own state: nothing more starts in it."""
-    return any("does not know this job" in str(event.get("reason")) for event in _of(events, "seen"))
+    return any("has no record of this job" in str(event.get("reason")) for event in _of(events, "seen"))
 
 
 def _came_back(run: str, events: Sequence[Event], looks: Sequence[Event]) -> Iterator[Violation]:

@@ -75,7 +75,7 @@ IN_CIRCLES = [
     final("FAILED", code=93),
 ]
 LATE = [did(1, "submit"), *DONE]
-LOST = "the scheduler does not know this job (any more)"
+LOST = "the scheduler has no record of this job"
 FINE: dict[str, list[Event]] = {
     "failed when Slurm had lost its job": [
         did(1, "submit"),

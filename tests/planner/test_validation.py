@@ -168,6 +168,6 @@ def test_ties_are_listed_with_a_deciding_run() -> None:
     assert all(1 / 1.1 < ranked[number - 1].time.total / first < 1.1 for number in ties)
     named, deciding = explain.tie_lines(ranked, ties, 1.1, 3)
     assert named.startswith("2")
-    assert "cannot be told apart from 1" in named
+    assert "cannot be distinguished from 1" in named
     assert "10 steps of each of 1, 2" in deciding
     assert explain.tie_lines(ranked, [], 1.1, 3) == []

@@ -160,7 +160,7 @@ def test_f53_unknown_job_ids_are_reported(slurm: SlurmScheduler, tmp_path: Path)
     ("option", "words", "hint"),
     [
         ("--partition=nowhere", "invalid partition", "sinfo"),
-        ("--gpus-per-node=99", "node configuration is not available", "ask for less"),
+        ("--gpus-per-node=99", "node configuration is not available", "request less"),
         ("--time=1:2:3:4:5", "invalid --time", "HH:MM:SS"),
         ("--no-such-option", "no-such-option", ""),
     ],

@@ -77,7 +77,7 @@ def test_a_job_id_reused_by_another_job_is_not_changed(
     queue = Queue(FOREIGN)
     (tmp_path / "done").touch()
     with pytest.raises(
-        JobNotFound, match=r"job 51 is not this run's job any more.*nothing was changed"
+        JobNotFound, match=r"job 51 is no longer this run's job.*nothing was changed"
     ) as caught:
         change_job(tmp_path, monkeypatch, verb, queue)
     assert "dtslurm:ff00:cd34" in caught.value.evidence[0]

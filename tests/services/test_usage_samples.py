@@ -115,7 +115,7 @@ def test_a_file_that_differs_after_two_copies_is_an_error(
 
 
 def test_fetch_reports_a_deleted_run_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(JobNotFound, match="the run directory /r/1 does not exist any more: no such file"):
+    with pytest.raises(JobNotFound, match="the run directory /r/1 no longer exists: no such file"):
         fetch_with_answers(monkeypatch, tmp_path, Copied(unreadable={"/r/1": "no such file"}))
     with pytest.raises(StoreError) as caught:
         fetch_with_answers(

@@ -32,10 +32,10 @@ def ending_behaviour(
 def test_f25_f27_the_preemption_signal_and_requeue_behaviour_are_described() -> None:
     result = ending_behaviour("preemption", graces={"low": 120, "all": 5})
     assert result.found == "PreemptMode=REQUEUE by partition_prio, grace: 5 s in all, 120 s in low"
-    assert "ranks alone are told, by TERM;" in result.hint
+    assert "only ranks receive a signal: TERM;" in result.hint
     assert "this Slurm does not" in result.hint
     assert "this Slurm does not" not in ending_behaviour("preemption", SLURM_VERSION="24.05.1").hint
-    assert "the signal asked for" in ending_behaviour("preemption", PreemptParameters="send_user_signal").hint
+    assert "the requested signal" in ending_behaviour("preemption", PreemptParameters="send_user_signal").hint
     assert ending_behaviour("preemption", PreemptType="preempt/qos").found.endswith("grace: by QOS")
     assert ending_behaviour("preemption").found.endswith("grace: none")
     for none in ("preempt/none", "(null)", ""):
@@ -45,7 +45,7 @@ def test_f25_f27_the_preemption_signal_and_requeue_behaviour_are_described() -> 
 
 
 def test_f29_the_early_signal_needs_the_time_of_a_checkpoint_and_a_minute() -> None:
-    assert ending_behaviour("early signal").found == "comes up to 60 s before the asked time"
+    assert ending_behaviour("early signal").found == "comes up to 60 s before the requested time"
     assert ending_behaviour("early signal").hint == "--signal-before: the seconds that a save takes, and 60"
     assert ending_behaviour("early signal", save=14.2).hint.startswith("--signal-before 75: ")
     assert ending_behaviour("early signal", OverTimeLimit="5 min").found.endswith("OverTimeLimit=5 min")

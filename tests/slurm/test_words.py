@@ -231,7 +231,7 @@ def test_f5_f8_f9_f21_errors_of_slurm_are_classified(stderr: str, kind: Trouble)
 @pytest.mark.parametrize(
     ("stderr", "part"),
     [("Invalid partition name specified", "--partition"), ("Invalid qos specification", "--qos"),
-     ("Requested node configuration is not available", "ask for less"), ("Something else", ""),
+     ("Requested node configuration is not available", "request less"), ("Something else", ""),
      ("Batch job submission failed: Requested topology configuration is not available", "divide"),
      ("sbatch: fatal: --segment=2 does not fit the job size (3)", "divide"),
      ("sbatch: unrecognized option '--segment=2'", "23.11"),

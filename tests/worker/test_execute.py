@@ -149,7 +149,7 @@ def test_process_of_another_run_or_rank_is_never_taken(tmp_path: Path) -> None:
     name = f"other-{os.getpid()}"
     with process_of_a_job(tmp_path, RANK="3", DTSLURM_RUN_DIR=f"/runs/{name}") as rank:
         _, errors, code = output_of(execute(["true"], pid=rank.pid, RANK="3", COLOUR=name))
-    assert (errors, code) == ("dtslurm: 3 does not run any more\n", 3)
+    assert (errors, code) == ("dtslurm: 3 no longer runs\n", 3)
 
 
 def test_command_ends_when_the_input_ends(tmp_path: Path) -> None:
@@ -433,9 +433,9 @@ def test_command_runs_for_no_process_if_one_has_ended(
     request_of: Request, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert request_of.main(("0", "n1", None), ("1", "n1", 11), ("2", "n1", None)) == 3
-    assert capsys.readouterr().err == "dtslurm: 0, 2 does not run any more\n"
+    assert capsys.readouterr().err == "dtslurm: 0, 2 no longer runs\n"
     assert request_of.main(("0", "n2", 10)) == 3
-    assert capsys.readouterr().err == "dtslurm: this part does not run any more\n"
+    assert capsys.readouterr().err == "dtslurm: this part no longer runs\n"
     assert request_of.ran == []
 
 

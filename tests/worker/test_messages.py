@@ -151,8 +151,8 @@ def test_a_message_is_left_to_the_job_first_and_given_up_after_some_tries() -> N
         (100, 1000, 3500, ""),  # in the first half of the time limit
         (900, 1000, 1800, ""),
         (900, None, 1800, ""),
-        (900, None, 300, "the job reaches its time limit in 5 min, and training goes on"),
-        (0, None, 20, "the job reaches its time limit in 20 s, and training goes on"),
+        (900, None, 300, "the job reaches its time limit in 5 min, and training continues"),
+        (0, None, 20, "the job reaches its time limit in 20 s, and training continues"),
         (900, 1000, 130, ""),  # it needs 111 s
     ],
 )

@@ -251,7 +251,7 @@ def test_port_without_a_service_breaks_the_connection_with_the_reason(client: Cl
         return b""
 
     assert client.run(wire.encode(wire.OPEN, 9, wire.PORT.pack(0)), wait) == 0
-    assert client.received(wire.CLOSE) == [(9, b"nothing listens there any more")]
+    assert client.received(wire.CLOSE) == [(9, b"nothing listens there now")]
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_service_of_another_user_is_not_connected(
     if is_reached:
         relay.connect(port_of(listener)).close()
         return
-    with pytest.raises(OSError, match="nothing listens there any more"):
+    with pytest.raises(OSError, match="nothing listens there now"):
         relay.connect(port_of(listener))
 
 
@@ -312,5 +312,5 @@ def test_program_relays_for_a_process_of_this_node_only(
     monkeypatch.setattr(relay, "find_process", find)
     assert relay.main() == code
     assert asked == ([(process, "/runs/a")] if node == "n2" else [])
-    assert capsys.readouterr().err == ("" if code == 0 else "dtslurm: rank 3 does not run any more\n")
+    assert capsys.readouterr().err == ("" if code == 0 else "dtslurm: rank 3 no longer runs\n")
     assert len(client.received(wire.HELLO)) == (1 if code == 0 else 0)

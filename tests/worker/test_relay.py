@@ -385,7 +385,7 @@ def test_relay_ends_with_the_process_of_the_job() -> None:
             process.kill()
     with relay_of(process.pid, RANK="3") as relay:
         _, errors = relay.communicate()
-        assert errors == b"dtslurm: 3 does not run any more\n"
+        assert errors == b"dtslurm: 3 no longer runs\n"
         assert relay.returncode == 3
 
 

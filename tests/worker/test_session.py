@@ -152,7 +152,7 @@ def test_server_is_used_as_long_as_it_has_children(capsys: pytest.CaptureFixture
         server.stdin.close()
         wait_until(lambda: not waiting.is_alive())
         assert results == [0]
-    assert "nobody was connected for 0.2 s" in capsys.readouterr().out
+    assert "no client was connected for 0.2 s" in capsys.readouterr().out
 
 
 def test_server_that_ends_gives_its_exit_code_and_one_without_a_limit_lasts() -> None:

@@ -71,7 +71,7 @@ def test_run_without_a_total_time_or_a_limit_goes_on_until_slurm_ends_it() -> No
 @pytest.mark.parametrize(
     ("words", "is_due", "shown_s", "reported"),
     [
-        ([], True, 60, ["the job reaches its time limit in 60 s, and training goes on"]),
+        ([], True, 60, ["the job reaches its time limit in 60 s, and training continues"]),
         ([], True, 90_000, []),  # the site has raised it
         ([], False, 60, []),
         (["--total-time=9000"], True, 60, []),  # the run continues after it

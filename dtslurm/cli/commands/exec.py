@@ -111,7 +111,7 @@ def _write(out: bytes, err: bytes) -> None:
     "--steps",
     type=click.IntRange(1, 100),
     metavar="N",
-    help="Record so many steps, without py-spy. [default: 3]",
+    help="Record this many steps, without py-spy. [default: 3]",
 )
 @click.option(
     "-o", "--output", "folder", metavar="DIR", help="Write the traces there. [default: profile-JOB-TIME]"

@@ -22,7 +22,7 @@ _idle_option = click.option(
     default="30m",
     show_default=True,
     metavar="TIME",
-    help="End the job when nobody has used it for this long.",
+    help="End the job when no user has used it for this long.",
 )
 _no_forward_option = click.option(
     "--parsable", is_flag=True, help="Print only the job id, and do not connect."

@@ -48,7 +48,7 @@ class LoadedStage:
         name: the stage's name, empty for a file with one job.
         work: the job's options; keys at the top of the file are defaults for the stage.
         needs: (kind of dependency, stage) for each stage that this one depends on.
-        roles: the roles that run beside the script, None without any.
+        roles: the roles that run beside the script, None if there are none.
         origins: the location of each written value, such as ``"nodes": "job.yaml:4"``.
     """
 

@@ -41,7 +41,7 @@ def split(root: Table, problems: list[Problem]) -> tuple[Table, RoleTables | Non
     """Separate the roles from a job file.
 
     Returns:
-        The file with the main role's keys in place of ``roles``, and the roles; None for a file without any.
+        The file with the main role's keys in place of ``roles``, and the roles; None if it has none.
     """
     entry = root.entries.get(KEY)
     if entry is None:

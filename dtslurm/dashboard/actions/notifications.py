@@ -45,13 +45,13 @@ class Announcer:
 
 
 def describe_end(row: JobRow) -> str:
-    """Return a text that says how a run ended."""
+    """Return a description of how a run ended."""
     reason_text = f": {safe(row.about)}" if row.about and not row.ok else ""
     return f"{safe(row.name)} ({safe(row.job_id)}) {row.state.lower().replace('_', ' ')}{reason_text}"
 
 
 def describe_stall(row: JobRow) -> str:
-    """Return a text that says how long the ranks of a run have been idle."""
+    """Return a description of how long the ranks of a run have been idle."""
     idle_time = f" for {duration(row.activity.quiet_s)}" if row.activity is not None else ""
     return f"{safe(row.name)} ({safe(row.job_id)}) stalled: its ranks have done nothing{idle_time}"
 

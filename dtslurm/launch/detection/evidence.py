@@ -89,7 +89,7 @@ def parse_source(source: str) -> tuple[ast.Module | None, str]:
     """Return the syntax tree and an empty text, or None and the syntax error."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in the script are not our concern
+            warnings.simplefilter("ignore")  # invalid escapes in the script are not dtslurm's concern
             return ast.parse(source.lstrip("\ufeff")), ""
     except SyntaxError as error:
         return None, error.msg if error.lineno is None else f"line {error.lineno}: {error.msg}"

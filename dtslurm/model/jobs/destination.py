@@ -74,7 +74,7 @@ def find_partitions_of_type(type_name: str, profile: ClusterProfile) -> list[str
 
 
 def may_have(partitions: str, type_name: str, profile: ClusterProfile) -> bool:
-    """Return whether a partition has nodes of a type, or the profile does not say which nodes it has."""
+    """Return whether a partition has nodes of a type, or the profile does not list its nodes."""
     homes, partitions_in_profile = find_partitions_of_type(type_name, profile), profile.slurm.partitions
     return any(
         name in homes or partitions_in_profile.get(name, Partition()).node_type is None

@@ -63,7 +63,7 @@ class JobSpec(JobSettings):
         notify: the addresses to which messages about the run are sent, without secrets.
         separate_streams: also write stdout and stderr of each rank to separate files.
         allocation: the allocation in which the job runs as a step, None for a job of its own.
-        idle_limit: set if the job only holds an allocation: it ends after so many seconds without a step.
+        idle_limit: set if the job only holds an allocation: it ends after these seconds without a step.
     """
 
     name: str

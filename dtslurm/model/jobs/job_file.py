@@ -30,7 +30,7 @@ class Work(Defaults):
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(Work):
-    """One of several jobs that follow each other; what it does not say is as at the top of the file.
+    """One of several jobs that follow each other; keys that it lacks have the values at the top of the file.
 
     Attributes:
         needs: the stages that must have succeeded before it starts, ``afterany:NAME`` for one that must only

@@ -86,7 +86,7 @@ class RoleOptions:
         metrics: the path of an instance's metrics in Prometheus's text format.
         restarts: how often an instance may be restarted.
         restart: ``alone``, ``with main`` to restart the main role as well, or ``never``.
-        finish: how long an instance may go on after the training has succeeded, until it ends by itself.
+        finish: how long an instance may continue after the training has succeeded, until it ends by itself.
         after: roles that must be ready first, as ``NAME``, ``NAME ready`` or ``NAME started``.
         environment: the folder of a virtual environment to activate.
         container: the image in which the instances run, or ``none``; by default the job's.

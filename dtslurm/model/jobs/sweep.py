@@ -211,13 +211,13 @@ def _evaluate_comparison(node: ast.Compare, values: Mapping[str, Any]) -> bool:
 @dataclass(frozen=True, kw_only=True)
 class Asha:
     """Successive halving without waiting: at steps ``min_steps``, ``min_steps * eta``, ``* eta^2`` … a trial
-    goes on only if its metric is among the best ``1/eta`` of those that came so far.
+    continues only if its metric is among the best ``1/eta`` of those that came so far.
 
     Li et al., A System for Massively Parallel Hyperparameter Tuning (2020), in the form that stops trials.
 
     Attributes:
         min_steps: the first such step; no trial is stopped before it.
-        eta: how many trials come to a step for each that goes on.
+        eta: how many trials come to a step for each that continues.
         step: the key of the metrics file that counts; ``step``, or ``epoch``.
     """
 
@@ -261,7 +261,7 @@ class Sweep:
         metric: the key of the metrics file that trials are compared by.
         mode: whether less or more of it is better.
         asha: stop trials early.
-        optuna: let Optuna draw what ``random`` says.
+        optuna: let Optuna draw the values that ``random`` describes.
     """
 
     grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -30,7 +30,7 @@ _ALTERNATIVE = {
 
 
 def own_variable(name: str, launcher: str = "", launcher_variables: Collection[str] = ()) -> str | None:
-    """Return why nobody else may set a variable, None if others may.
+    """Return why users may not set a variable, None if others may.
 
     Args:
         launcher: the launcher that starts the ranks, empty if unknown.

@@ -16,7 +16,7 @@ class NodeActivity:
         time: when the sampler took the sample.
         ranks: the ranks that run on the node.
         seen: the ranks that ever ran on the node in this attempt.
-        world_size: the number of ranks of the job, None if the ranks do not know it.
+        world_size: the number of ranks of the job, None if the ranks do not report it.
         output: when a rank's log or the training metrics last grew.
         cpu: when a rank itself last used a CPU.
         children: when a child process of a rank last used a CPU.
@@ -26,7 +26,7 @@ class NodeActivity:
         longest_s: the longest pause in the output since training began.
         waits: by rank, what the rank waits for: (``child``, the name of its program), ``stopped`` or
             ``blocked``.
-        over: whether no rank runs on the node any more.
+        over: whether all ranks of the node have ended.
     """
 
     time: float

@@ -25,7 +25,7 @@ class JobRecord:
     Attributes:
         profile: path of the cluster profile, which may belong to a project other than the current one.
         phase: ``planned`` (written, sbatch not called yet), ``submitted``, ``unknown`` (sbatch's answer was
-            lost), ``withdrawn`` (there is no job, and none can appear any more) or ``unrecorded`` (the record
+            lost), ``withdrawn`` (there is no job, and none can appear later) or ``unrecorded`` (the record
             is unreadable: this one contains what the queue and the index know).
         job_id: the scheduler's job id, None until it is known.
         transport: the transport to the cluster, if the profile leaves it open or the user chose another one.

@@ -163,7 +163,7 @@ class JobStatus:
 
     @property
     def terminal(self) -> bool:
-        """Whether the job has ended for good: an ended base state, and no flag that may requeue it."""
+        """Whether the job has finally ended: an ended base state, and no flag that may requeue it."""
         return self.state.ended and not (self.flags & _NON_FINAL_FLAGS)
 
     @property

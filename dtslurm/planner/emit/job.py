@@ -25,7 +25,7 @@ def check(task: TrainingTask, layout: Layout) -> list[str]:
 
 
 def script_arguments(task: TrainingTask, layout: Layout, steps: int) -> list[str] | None:
-    """Return the words that tell a training script its layout and number of steps.
+    """Return the words that pass a training script its layout and number of steps.
 
     None if the framework reads its layout from a file or from the script's own arguments.
     """

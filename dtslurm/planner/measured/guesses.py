@@ -75,7 +75,7 @@ def _fsdp_variant(notes: str, assumed: list[str]) -> str:
 
 
 def compiles(notes: str) -> bool | None:
-    """Return whether the notes state that torch.compile was used; None if they do not say."""
+    """Return whether the notes state that torch.compile was used; None if they do not state it."""
     if re.search(r"compile ?[=:] ?(no|false|off|0)\b|\b(no|without|w/o) (torch\.)?compile|\beager\b", notes):
         return False
     return True if re.search(r"\bcompiled?\b|torch\.compile", notes) else None
@@ -84,7 +84,7 @@ def compiles(notes: str) -> bool | None:
 def precedes_flash_attention(row: Row, chip: str, notes: str, assumed: list[str]) -> bool:
     """Return whether Megatron-LM stored attention scores, by its date or by what the notes name.
 
-    Megatron-LM has had flash attention since 2023. A number format tells nothing about it.
+    Megatron-LM has had flash attention since 2023. A number format is no evidence for or against it.
     """
     if re.search(r"nemo|bridge|dgxc", notes):
         return False  # their generations differ otherwise

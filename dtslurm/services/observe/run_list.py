@@ -42,13 +42,13 @@ class JobRow:
         state: the state to show: Slurm's base state, or a flag such as COMPLETING that replaces it.
         ranks: number of ranks; 0 if unknown.
         recorded: whether the run's record can be read; else the row is built from the queue.
-        over, ok: whether it has ended for good, and whether it succeeded.
+        over, ok: whether it has finally ended, and whether it succeeded.
         limit: Slurm's present time limit in seconds, else the limit at submission.
         time_left: seconds until the time limit at ``observed_at``; None if unknown.
         start, end: of the whole run, see `runs.run_times`; seconds since the epoch, None if unknown.
         job_start: when Slurm last started the job, from which the time limit counts.
         estimated_start: seconds since the epoch; None if unknown.
-        about: text that says why the job waits or how it ended.
+        about: text that explains why the job waits or how it ended.
         fix: what the user can do about it.
         never: whether the pending job will never start.
         tasks: for a whole array, the number of tasks in each state.
@@ -174,7 +174,7 @@ class Runs:
             elif path in unended_paths:  # the queue may contain the job of this run
                 unreadable_names.add(index.job_in(path)[0])
         for name in unreadable_names - {key[0] for key in records_by_cluster}:
-            with contextlib.suppress(DtslurmError):  # the cluster has no profile any more
+            with contextlib.suppress(DtslurmError):  # the cluster no longer has a profile
                 cluster = self.context.cluster(name)
                 records_by_cluster[name, str(cluster.path), cluster.automatic_transport] = []
         self._entries = entries

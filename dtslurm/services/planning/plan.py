@@ -73,7 +73,7 @@ class Plan:
         tokens: the number of training tokens, if given.
         cluster, node_type: the profile of the plan, and its node type if requested.
         interval: the 80 % interval of the predicted times.
-        ties: numbers of the layouts in ``chosen`` that cannot be told apart from the first.
+        ties: numbers of the layouts in ``chosen`` that cannot be distinguished from the first.
         request: the options of the plan.
     """
 

@@ -84,7 +84,7 @@ class NotificationPlan:
 def choose_notifications(
     context: Context, cluster: ActiveCluster, request: JobRequest, spec: JobSpec, *, is_valid: bool
 ) -> Checked[NotificationPlan | None]:
-    """Return the messages that a request asks for, None without any. No diagnostic contains a URL.
+    """Return the messages that a request asks for, None if there are none. No diagnostic contains a URL.
 
     Args:
         is_valid: whether the job will be submitted; only then the addresses are checked on the cluster.

@@ -30,7 +30,7 @@ _RUN_DIR = '"$DTSLURM_RUN_DIR"'
 
 @dataclass(frozen=True)
 class Facts:
-    """What trackers can be told about a run.
+    """The facts about a run that are passed to trackers.
 
     Attributes:
         name: the run's name.

@@ -29,7 +29,7 @@ class Artifact:
     Attributes:
         path: path relative to the run directory, or an absolute path.
         kind: ``checkpoint``, ``results`` (copied back from local disks) or ``output``.
-        bytes: the present size; the registered size if the artifact does not exist any more.
+        bytes: the present size; the registered size if the artifact no longer exists.
         sha256: hash of a file's content; for a folder, hash of the lines ``<sha256>  <path>`` of its files,
             sorted by path.
         there: whether the artifact still exists.
@@ -124,7 +124,7 @@ def pull(
     """Download artifacts into a local folder, verify their registered checksums, and return their paths.
 
     Raises:
-        RequestInvalid: an artifact is outside the run directory, or does not exist any more.
+        RequestInvalid: an artifact is outside the run directory, or no longer exists.
         StoreError: an artifact differs from its registration.
     """
     problems = [

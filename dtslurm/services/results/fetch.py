@@ -116,7 +116,7 @@ def fetch(
         )
     if record.run_dir in result.unreadable:
         raise JobNotFound(
-            f"the run directory {record.run_dir} does not exist any more: {result.unreadable[record.run_dir]}"
+            f"the run directory {record.run_dir} no longer exists: {result.unreadable[record.run_dir]}"
         )
     if result.unreadable:
         raise StoreError(
@@ -138,7 +138,7 @@ def fetch(
 def _write_record(context: Context, record: JobRecord, spec: PullSpec, folder: Path) -> list[Path] | None:
     """Write this machine's record of a remote run into the folder if a pattern matches it.
 
-    The login node's copy is not trusted: a resubmission from the folder runs what the record says.
+    The login node's copy is not trusted: a resubmission from the folder runs the command in the record.
 
     Returns:
         The file if it is new or changed; None if no pattern matches it or there is no record.

@@ -30,7 +30,7 @@ def belongs_to_run(record: JobRecord, status: JobStatus) -> bool:
 def describe_reused_id(record: JobRecord) -> str:
     """Return the message for a run whose job id belongs to another job now."""
     return (
-        f"job {record.job_id} is not this run's job any more: the controller lost the run's job and "
+        f"job {record.job_id} is no longer this run's job: the controller lost the run's job and "
         "reused its number"
     )
 

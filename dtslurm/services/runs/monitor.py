@@ -78,7 +78,7 @@ def observe(
 ) -> QueueSnapshot:
     """Return the status of jobs, and query the scheduler if the cached answer is not fresh enough.
 
-    If the scheduler does not answer, `QueueSnapshot.trouble` says why, and the last answer is returned.
+    If the scheduler does not answer, `QueueSnapshot.trouble` is the reason, and the last answer is returned.
     """
     scheduler = cluster.scheduler
     if not isinstance(scheduler, SharedScheduler):

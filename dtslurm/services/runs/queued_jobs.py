@@ -151,7 +151,7 @@ def find_queued_job(context: Context, selector: str, cluster: str | None = None)
     for name in dict.fromkeys([*(row.cluster for row in rows), cluster]):
         try:
             active = context.cluster(name)
-        except DtslurmError:  # the cluster has no profile any more
+        except DtslurmError:  # the cluster no longer has a profile
             continue
         if not isinstance(active.scheduler, QueueLister):
             continue
@@ -229,7 +229,7 @@ def _candidate_clusters(
         with contextlib.suppress(DtslurmError):
             yield context.cluster_of(view.record), view.trouble
     for name in dict.fromkeys(row.cluster for row in rows):
-        with contextlib.suppress(DtslurmError):  # the cluster has no profile any more
+        with contextlib.suppress(DtslurmError):  # the cluster no longer has a profile
             yield context.cluster(name), ""
     with contextlib.suppress(DtslurmError):
         active_cluster = context.cluster(cluster)

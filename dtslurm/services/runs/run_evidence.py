@@ -138,8 +138,7 @@ def _status_from_events(run: RunDir, record: JobRecord, job_id: str, now: float)
         job_id=job_id,
         state=JobState.UNKNOWN,
         name=record.name,
-        reason="the scheduler does not know this job (any more), and the run directory has no record of its "
-        "end",
+        reason="the scheduler has no record of this job, and the run directory has no record of its end",
         observed_at=now,
     )
     end = find_recorded_end(run)

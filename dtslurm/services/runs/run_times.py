@@ -22,7 +22,7 @@ class Attempt:
     Attributes:
         started, ended: seconds since the epoch on the nodes' clock, None while unknown.
         exit_code: exit code of the job script, None while unknown.
-        how: text that says how the attempt ended, or that it still runs; empty if unknown.
+        how: text that describes how the attempt ended, or that it still runs; empty if unknown.
         script_changed: whether the training script differed from the submitted one, None while unknown.
     """
 

@@ -177,7 +177,7 @@ def _describe_cancel_command(context: Context, cluster: str, job_id: str) -> str
     """Describe the command that cancels a job whose run directory is gone."""
     try:
         context.cluster(cluster)
-    except DtslurmError:  # the cluster has no profile any more
+    except DtslurmError:  # the cluster no longer has a profile
         return f"scancel {job_id} on {cluster} ends its job if it still runs"
     return f"dtslurm cancel {job_id} --cluster {shlex.quote(cluster)} ends its job if it still runs"
 

@@ -83,7 +83,7 @@ class RunView:
 
     @property
     def terminal(self) -> bool:
-        """Whether every task has ended for good."""
+        """Whether every task has finally ended."""
         return all(status.terminal for status in self.statuses)
 
     @property

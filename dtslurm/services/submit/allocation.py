@@ -61,7 +61,7 @@ def fit_into_allocation(
 
 
 def read_allocation(cluster: ActiveCluster, job_id: str) -> Checked[HeldAllocation | None]:
-    """Return the running job in which a run shall start, or why none can start there."""
+    """Return the running job in which a run is to start, or why none can start there."""
     if not isinstance(cluster.scheduler, AllocationReader):
         return Checked(
             None,

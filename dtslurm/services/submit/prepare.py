@@ -62,7 +62,7 @@ class Prepared:
         git: the git commit of the code, None if unknown.
         script_sha256: SHA-256 of a training script that the user may still edit, empty if there is none.
         secrets: values of secrets by name; they appear in no text that is printed or queued.
-        notifications: the addresses of messages about the run, None without any.
+        notifications: the addresses of messages about the run, None if there are none.
         payload: additional files of the run directory, by relative path.
         transport: the transport to the cluster, as in `JobRecord`.
         request: the original request without the project's defaults, which `resubmit` submits again.

@@ -232,7 +232,7 @@ def _emitted_arguments(task: TrainingTask, layout: Layout, script: str) -> list[
     if words is None:
         raise RequestInvalid(
             [
-                f"{script} is not told which layout to run: it has no placeholder among its arguments",
+                f"{script} does not receive the layout to run: it has no placeholder among its arguments",
                 f"dtslurm knows no arguments for the layouts of {task.framework}",
             ],
             hint=f"use placeholders, as in --probe {script} -- --tp '${{tp}}' --mbs '${{mbs}}'; known "

@@ -104,7 +104,7 @@ def restore_request(record: JobRecord, make: Callable[..., Context] = Context) -
             hint="submit the run again with dtslurm submit",
         )
     if not Path(folder).is_dir():
-        raise RequestInvalid([f"{name} was submitted from {folder}, which does not exist any more"])
+        raise RequestInvalid([f"{name} was submitted from {folder}, which no longer exists"])
     request = _build_request(request_values)
     if request_values.get("trials"):
         trials = request_values["trials"]

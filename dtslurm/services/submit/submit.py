@@ -67,7 +67,7 @@ def submit(context: Context, prepared: Prepared, progress: Progress = lambda *_:
         SubmitRejected, SlurmUnavailable, HostUnavailable: nothing was queued, and the run directory was
             removed.
         SubmitUnknown: the job may be queued; ``dtslurm status`` looks for it.
-        SubmitInterrupted: the user pressed Ctrl-C; the message tells whether a job was queued.
+        SubmitInterrupted: the user pressed Ctrl-C; the message states whether a job was queued.
     """
     while True:
         try:

@@ -196,7 +196,7 @@ def _load_members(context: Context, record: JobRecord) -> tuple[JobRecord, list[
         try:
             records.append(RunDir(Path(folder)).load())
         except StoreError:
-            raise JobNotFound(f"{folder}, a run directory of this sweep, does not exist any more") from None
+            raise JobNotFound(f"{folder}, a run directory of this sweep, no longer exists") from None
     return head, records
 
 

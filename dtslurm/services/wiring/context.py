@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # not imported at run time: listing jobs needs none of them
     from dtslurm.model.jobs.project import Project
     from dtslurm.remote.remote_worker import RemoteWorker
 
-OWN_SLURM_HINT = "name its ClusterName in the profile's recognise, or use --transport local"
+OWN_SLURM_HINT = "add its ClusterName to recognise: in the profile, or use --transport local"
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Context:
         sleep: waits for a number of seconds.
         workers: the worker programs that receive submissions, by the transport to their login node.
         dry_run: nothing is submitted, and no program of the project may be started to check it: a dry run in
-            somebody else's repository runs none of its programs.
+            another user's repository runs none of its programs.
         prompt: asks the user for a password or code: (text, echo) to answer; None without a terminal.
         queues: this process's last queue snapshot of each Slurm, used if the shared cache cannot be written.
         messages_checked_at: when messages of a run were last left to a sender by this process, by token.

@@ -1,4 +1,4 @@
-"""Send the messages of runs that their jobs did not send, in a process that nobody waits for."""
+"""Send the messages of runs that their jobs did not send, in a process of its own, without waiting for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dtslurm.store.rundir import RunDir
 from dtslurm.worker.lib.json_records import read_object
 from dtslurm.worker.notify.messages import PAUSE_S, RunState, is_due, list_messages
 
-_LONGEST_S = 7 * 86400.0  # messages about older ends are not sent any more
+_LONGEST_S = 7 * 86400.0  # messages about older ends are not sent
 _LEFT_TO_JOB_S = 30.0
 _START_S = 20.0  # for a command that only starts a process
 

@@ -23,10 +23,10 @@ _GENERIC_LABELS = {*_GENERIC_NAMES, "login", "hpc", "ssh"}
 def match_reason(
     access: Access, origins: Mapping[str, str], env: Mapping[str, str], real_name: Callable[[], str]
 ) -> str:
-    """Return the evidence that this machine's Slurm belongs to the cluster; an empty string without any.
+    """Return the evidence that this machine's Slurm belongs to the cluster; an empty string if there is none.
 
     Args:
-        access: how the profile says that the cluster is reached.
+        access: how the cluster is reached according to the profile.
         origins: the file that each value of the profile comes from, by the value's dotted key.
         env: the environment, which may name ``slurm.conf``.
         real_name: returns the host name that the user's SSH configuration gives for ``login.host``.

@@ -31,7 +31,7 @@ def folder(env: Mapping[str, str]) -> Path:
     """Return the private folder for control sockets; create it if it is missing.
 
     The folder is ``$XDG_RUNTIME_DIR/dtslurm``, or ``/tmp/dtslurm-UID`` if that folder does not exist or its
-    path is too long for a socket. If another user owns the latter (anybody can create folders in /tmp), the
+    path is too long for a socket. If another user owns the latter (any user can create folders in /tmp), the
     folder is ``~/.cache/dtslurm/ssh-HOST``.
 
     Raises:

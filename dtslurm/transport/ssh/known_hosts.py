@@ -86,7 +86,7 @@ def judge(lines: Iterable[Line], host: str, port: int, kind: str, key: str) -> t
 
 
 def kinds(lines: Iterable[Line], host: str, port: int) -> list[str]:
-    """Return the key types listed for a host, of which the server is asked for a key."""
+    """Return the key types listed for a host, of which one is requested from the server."""
     name = name_of(host, port)
     key_types = [
         line.kind

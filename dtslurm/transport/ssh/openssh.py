@@ -252,7 +252,7 @@ class OpenSSHTransport(RemoteTransport):
             "ControlMaster": "no",
             "ControlPath": control.quoted(self._socket or Path("none")),
             "BatchMode": "yes",
-            "ProxyCommand": "false",  # without the master, ssh would log in anew
+            "ProxyCommand": "false",  # without the master, ssh would log in again
             **_FORCED_OPTIONS,
         }
         argv = self._ssh_argv(["-T"], options)

@@ -178,12 +178,12 @@ def explain(
 
 
 def master_is_gone(stderr: str) -> bool:
-    """Whether ssh's message says that it could not reach its master, so that nothing was sent."""
+    """Whether ssh's message means that it could not reach its master, so that nothing was sent."""
     return _MASTER_GONE.search(stderr) is not None
 
 
 def session_was_refused(stderr: str) -> bool:
-    """Whether ssh's message says that the server accepts no more sessions, so that nothing was run."""
+    """Whether ssh's message means that the server accepts no more sessions, so that nothing was run."""
     return _SESSION_REFUSED.search(stderr) is not None
 
 

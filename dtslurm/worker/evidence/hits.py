@@ -146,7 +146,7 @@ def pieces(text: bytes, words: Iterable[bytes]) -> Iterator[bytes]:
 def hits(
     candidates: List[Candidate], by_word: Dict[bytes, List[LogSignature]], lines: Lines, last_write: float
 ) -> List[List[Any]]:
-    """Return [signature, line number, text, groups, time, count, went on, bytes after] of each hit."""
+    """Return [signature, line number, text, groups, time, count, continued, bytes after] of each hit."""
     by_signature: Dict[int, List[Tuple[int, int, str, Dict[str, str]]]] = {}
     counts: Dict[int, int] = {}
     for number, offset, line in candidates:

@@ -16,7 +16,7 @@ HEAD, TAIL = 1 << 20, 16 << 20
 MANY = 2000  # candidate lines of one file; of more, only the first and the last are used
 FIRST = 200
 PIECE = 1 << 16  # bytes searched together: they stay in the processor's cache
-UNLIKE = 8  # a block with a larger share of new kinds of lines (one part in so many) counts as unlike
+UNLIKE = 8  # a block with a larger share of new kinds of lines (one part in this many) counts as unlike
 PATIENCE = 4  # unlike blocks before a file is searched with grep
 KNOWN = 50_000  # kinds of lines that are remembered as harmless
 NUMBERS = b"0123456789.,:-+"
@@ -126,7 +126,7 @@ class Search:
         except OSError:  # grep is not installed
             return {path: self.search_tail(path, WHOLE) for path in paths}
         for path in paths:
-            if len(lines_by_path.setdefault(path, [])) >= MANY:  # grep stopped after so many lines
+            if len(lines_by_path.setdefault(path, [])) >= MANY:  # grep stopped after this many lines
                 first = lines_by_path[path][:FIRST]
                 last = self.search_tail(path, TAIL)
                 lines_by_path[path] = first + [candidate for candidate in last if candidate[1] > first[-1][1]]

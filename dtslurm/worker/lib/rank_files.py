@@ -102,7 +102,7 @@ class LineGroups:
         self.written = 0.0
 
     def add(self, start: int, end: int, size: int) -> None:
-        """Add lines of the node's log that hold so many bytes of the rank's output."""
+        """Add lines of the node's log that hold this many bytes of the rank's output."""
         if self.ranges and self.ranges[-1][1] == start and end - self.ranges[-1][0] <= LARGEST_GROUP:
             self.ranges[-1] = (self.ranges[-1][0], end)
         else:
@@ -133,7 +133,7 @@ class NodeLog:
         return os.path.join(folder, os.path.basename(self.path)[: -len(".log")] + ".jsonl")
 
     def look(self, *, longest_s: float = 0.0) -> None:
-        """Read the lines that are new since the last look, unless that was less than so many seconds ago.
+        """Read the lines that are new since the last look, unless that was less than the given seconds ago.
 
         Raises:
             OSError: the file cannot be read.
@@ -191,7 +191,7 @@ class NodeLog:
                 self.groups.setdefault(self._rank, LineGroups()).written = float(head.group(2))
 
     def read(self, rank: int, size: int, offset: int) -> bytes:
-        """Return up to so many bytes of a rank's output.
+        """Return up to ``size`` bytes of a rank's output.
 
         Raises:
             OSError: the file cannot be read.
@@ -244,7 +244,7 @@ class OpenLog:
         raise NotImplementedError
 
     def read(self, size: int, offset: int) -> bytes:
-        """Return up to so many bytes of the log."""
+        """Return up to ``size`` bytes of the log."""
         raise NotImplementedError
 
     def written(self) -> float:
@@ -273,7 +273,7 @@ class PlainLog(OpenLog):
         return os.fstat(self.descriptor).st_size
 
     def read(self, size: int, offset: int) -> bytes:
-        """Return up to so many bytes of the log."""
+        """Return up to ``size`` bytes of the log."""
         return os.pread(self.descriptor, size, offset)
 
     def written(self) -> float:
@@ -300,7 +300,7 @@ class LogInNodeLog(OpenLog):
         return groups.size if groups else 0
 
     def read(self, size: int, offset: int) -> bytes:
-        """Return up to so many bytes of the log."""
+        """Return up to ``size`` bytes of the log."""
         self.node_log.look(longest_s=REREAD_S)
         return self.node_log.read(self.rank, size, offset)
 
@@ -317,7 +317,7 @@ class LogInNodeLog(OpenLog):
 def find_node_log(folder: str, rank: int) -> Optional[NodeLog]:
     """Return the log of the node that a rank runs on, None if the rank has written nothing into any.
 
-    The ranks of a node follow each other, unless Slurm was told to distribute them in another way.
+    The ranks of a node follow each other, unless an option of srun distributes them in another way.
     """
     firsts = sorted(int(match.group(1)) for match in map(NODE_LOG.fullmatch, _names_in(folder)) if match)
     likely = bisect.bisect_right(firsts, rank) - 1

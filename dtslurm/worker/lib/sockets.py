@@ -18,7 +18,7 @@ class TcpSocket(NamedTuple):
         address: its address, in the form of IPv4 if an IPv6 socket has an address of IPv4.
         peer: the address of the other end.
         uid: the user who created it.
-        is_open: whether a process has it; the kernel goes on with some sockets that were closed.
+        is_open: whether a process has it; the kernel continues some sockets that were closed.
     """
 
     address: Address

@@ -109,7 +109,7 @@ def direct_children(pid: int) -> List[int]:
 def send(pids: Iterable[int], *numbers: int) -> None:
     """Send signals to processes, oldest first, ignoring processes that have exited.
 
-    A shell thus receives the signal before it sees its command die of the signal, and is ended by the signal
+    So a shell receives the signal before it sees its command die of the signal, and is ended by the signal
     itself.
     """
     for pid in sorted(pids):

@@ -139,7 +139,9 @@ def expect_limit(points: List[Any], left_s: float, time_limit: float) -> str:
         return ""
     needed_s = _predict_rest(points)
     if needed_s is None:
-        return "the job reaches its time limit in {}, and training goes on".format(minutes) if is_near else ""
+        return (
+            "the job reaches its time limit in {}, and training continues".format(minutes) if is_near else ""
+        )
     if needed_s <= left_s:
         return ""
     return "the job reaches its time limit in {}, and training needs about {:.0f} min more".format(

@@ -78,7 +78,7 @@ def main(words: List[str]) -> int:
 
 
 def _detach() -> None:
-    """Go on in a process of another session, without the streams; the calling process ends."""
+    """Continue in a process of another session, without the streams; the calling process ends."""
     reader, writer = os.pipe()
     if os.fork():
         os.close(writer)

@@ -24,8 +24,8 @@ def gpus(requirements: Mapping[str, Any], env: Mapping[str, str], sysfs: str = "
     """Check the GPUs.
 
     Args:
-        requirements: ``gpus``, the number that the job has on this node; ``vendor``; ``intra_node``, how the
-            profile says that they are linked.
+        requirements: ``gpus``, the number that the job has on this node; ``vendor``; ``intra_node``, how they
+            are linked according to the profile.
     """
     count = int(requirements.get("gpus") or 0)
     vendor = requirements.get("vendor") or "nvidia"

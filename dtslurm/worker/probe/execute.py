@@ -33,7 +33,7 @@ def main() -> int:
     found = [(item["label"], find_process(item, request["run_dir"])) for item in wanted]
     missing = [label for label, pid in found if pid is None]
     if missing or not found:
-        sys.stderr.write("dtslurm: {} does not run any more\n".format(", ".join(missing) or "this part"))
+        sys.stderr.write("dtslurm: {} no longer runs\n".format(", ".join(missing) or "this part"))
         return GONE
     targets = [(label, pid) for label, pid in found if pid is not None]
     if not request["command"]:

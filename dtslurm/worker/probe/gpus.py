@@ -37,7 +37,7 @@ def number(text: str) -> Optional[int]:
 
 
 def numa_of(device: str) -> Optional[int]:
-    """Return the NUMA node of a device's folder below /sys; None if the kernel says -1 (a single node)."""
+    """Return the NUMA node of a device's folder below /sys; None if the kernel reports -1 (a single node)."""
     numa_node = number(contents(os.path.join(device, "numa_node")))
     return numa_node if numa_node is not None and numa_node >= 0 else None
 

@@ -1,4 +1,4 @@
-"""Probes the node it runs on, and prints as JSON what a cluster profile should say about such nodes.
+"""Probes the node it runs on, and prints as JSON the values of a cluster profile for such nodes.
 
 ``probe.py REQUEST``: a JSON object with ``peers`` (pairs of another node's name and address), ``disks``
 (folders that may be local), ``hosts`` (pairs of name and port outside), ``python`` (the user's interpreter)

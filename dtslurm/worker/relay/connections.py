@@ -24,8 +24,8 @@ _END = b"\n"
 # To both ends, about a connection.
 DATA = 1
 END = 2  # no more data follows
-CLOSE = 3  # the connection is broken; a text says why, if it is empty the other end has closed it
-CREDIT = 4  # u32: so many bytes were delivered
+CLOSE = 3  # the connection is broken; its text is the reason; an empty text: the other end has closed it
+CREDIT = 4  # u32: the number of bytes that were delivered
 # To the node.
 OPEN = 5  # u16: connect to this port
 ASK = 6  # u16: whether a process of the user listens at this port
@@ -42,7 +42,7 @@ Send = Callable[[int, int, bytes], None]
 
 
 class ProtocolError(Exception):
-    """The other end violates the rules; the message says how."""
+    """The other end violates the rules; the message explains how."""
 
 
 def encode(kind: int, number: int, payload: bytes = b"") -> bytes:
@@ -130,7 +130,7 @@ class Connections:
         with self._lock:
             connection = self._connections.get(number)
         if connection is None:
-            return  # it was closed here, and the other end has not heard of that yet
+            return  # it was closed here, and the other end has not received that yet
         if kind == CLOSE:
             connection.close()
             if payload:
@@ -198,7 +198,7 @@ class RelayedConnection:
             self._incoming.put(b"")
 
     def grant(self, size: int) -> None:
-        """Permit the other direction so many more bytes."""
+        """Permit the other direction this many further bytes."""
         with self._changed:
             self._credit = min(WINDOW, self._credit + size)
             self._changed.notify_all()
@@ -218,7 +218,7 @@ class RelayedConnection:
             self._socket.close()
 
     def _break(self, reason: str = "") -> None:
-        """Close the connection, and tell the other end unless it knows."""
+        """Close the connection, and notify the other end unless that closed it."""
         if not self._closed:
             self.close()
             self._send(CLOSE, self._number, reason.encode())

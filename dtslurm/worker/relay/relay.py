@@ -41,7 +41,7 @@ def main() -> int:
         else None
     )
     if pid is None:
-        sys.stderr.write("dtslurm: {} does not run any more\n".format(target["label"]))
+        sys.stderr.write("dtslurm: {} no longer runs\n".format(target["label"]))
         return GONE
     return PortRelay(pid).run()
 
@@ -153,7 +153,7 @@ def connect(port: int) -> socket.socket:
     """
     trusted = [item for item in sockets.find_listeners(port) if item.uid in (os.getuid(), _ROOT)]
     if not trusted:
-        raise OSError("nothing listens there any more")
+        raise OSError("nothing listens there now")
     address = ipaddress.ip_address(trusted[0].address[0])
     host = str(address)
     if address.is_unspecified:

@@ -1,7 +1,7 @@
 """Stacks of processes on this node: the stack of each thread, and what the thread waits for in the kernel.
 
-Sources, best first: py-spy if it is installed (in the program's own environment, on its PATH or on ours); the
-stacks that a program writes itself on ``SIGNAL``, if it handles that signal; what /proc shows of each
+Sources, best first: py-spy if it is installed (in the program's own environment, or on either PATH);
+the stacks that a program writes itself on ``SIGNAL``, if it handles that signal; what /proc shows of each
 thread. The processes are not changed: they are not stopped, and a process that does not catch the signal gets
 none.
 

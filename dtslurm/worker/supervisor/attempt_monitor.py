@@ -153,7 +153,7 @@ class AttemptMonitor:
         self.pictured_at = now
 
     def _report_stall(self, hang: Hang) -> None:
-        """Record once that the ranks stand still, in a run that goes on then."""
+        """Record once that the ranks make no progress; the run continues."""
         if not self.stall_reported:
             self.stall_reported = True
             values = {"rank": hang.rank, "node": hang.node, "summary": hang.summary}

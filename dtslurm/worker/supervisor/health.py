@@ -365,7 +365,7 @@ def _run_preflight(supervisor: Any, component: int) -> HealthReport:
     except OSError as error:
         return HealthReport({}, [], [str(error)], [])
     env = {**os.environ, network.KEY: clock.key}
-    if component:  # the CPUs of a rank say nothing about these nodes
+    if component:  # the CPUs of a rank are those of other nodes
         env = {name: value for name, value in env.items() if not name.endswith("_CPUS_PER_TASK")}
     report = look(
         command(top, nodes, profile_options, head, clock.port, component),

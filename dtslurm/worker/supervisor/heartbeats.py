@@ -74,7 +74,7 @@ class Heartbeats:
             self.clocks[node] = min(behind, self.clocks.get(node, behind))
 
     def silent(self, seconds: float) -> List[str]:
-        """Return the nodes without a heartbeat for so many seconds.
+        """Return the nodes without a heartbeat for ``seconds``.
 
         While no node writes any, the limit is four times `silent_s`.
         """
@@ -142,7 +142,7 @@ class Heartbeats:
         return process_by_rank
 
     def activity(self) -> Optional[ActivitySummary]:
-        """Return what all ranks do; None if the state of each rank tells that."""
+        """Return what all ranks do; None if the state of each rank contains that."""
         return None
 
     def close(self) -> None:

@@ -224,8 +224,8 @@ def new_start(deadline: float, limit_at: Optional[float]) -> Tuple[Optional[bool
     """Query this job until Slurm reports whether it starts again, or until the given time.
 
     Returns:
-        Whether the job starts anew: True if Slurm has already requeued it, False if it must not or Slurm does
-        not answer, None if a requeue is possible; a message; and the job's fields from scontrol.
+        Whether the job starts again: True if Slurm has already requeued it, False if it must not or Slurm
+        does not answer, None if a requeue is possible; a message; and the job's fields from scontrol.
     """
     pause = 1.0
     while True:

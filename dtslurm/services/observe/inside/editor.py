@@ -64,7 +64,7 @@ def write_ssh_config(
 
 
 def remove_ssh_config(context: Context, record: JobRecord) -> None:
-    """Remove the SSH configuration of an editor's session, whose port leads nowhere any more."""
+    """Remove the SSH configuration of an editor's session, whose port is no longer forwarded."""
     folder = _editor_folder(context)
     for suffix in ("conf", "known_hosts"):
         remove(folder / f"dtslurm-{record.job_id}.{suffix}", within=folder)

@@ -159,7 +159,7 @@ def _execute_in_allocation(
 
 
 def _check_shell(count: int, name: str) -> None:
-    """Raise ``RequestInvalid`` if a shell cannot be opened in so many places."""
+    """Raise ``RequestInvalid`` if a shell cannot be opened on this number of ranks."""
     command = f"give a command: dtslurm exec {name} COMMAND"
     if count > 1:
         raise RequestInvalid(["a shell runs in one place only"], hint="choose a rank with --rank")

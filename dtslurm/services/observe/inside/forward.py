@@ -70,7 +70,7 @@ class ForwardOutput:
         show: receives each port of this machine, and where it leads to.
         say: receives messages.
         browse: receives the URL of the first port as soon as the job listens there; None to ignore it.
-        show_session: receives the session whose port was asked for, and the port of this machine, each time
+        show_session: receives the session whose port was requested, and the port of this machine, each time
             that the server has started.
     """
 

@@ -116,7 +116,7 @@ class LocalPort:
 def comes_from_own_user(connection: socket.socket | TransportSocket) -> bool:
     """Return whether a process of this user, or of root, has the other end of a connection on loopback.
 
-    Only Linux can tell; on other systems every connection counts as the user's.
+    Only Linux shows the user; on other systems every connection counts as the user's.
     """
     if not sockets.has_tables():
         return True

@@ -33,7 +33,7 @@ class RunningProcess:
     Attributes:
         job_id: the number of its job, or of its task of a job array, for Slurm's commands.
         run_dir: the run directory, or that of the task.
-        session: the server of a notebook or an editor that the job runs, if its port was asked for.
+        session: the server of a notebook or an editor that the job runs, if its port was requested.
     """
 
     process: TargetProcess

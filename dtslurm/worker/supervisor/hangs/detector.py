@@ -9,9 +9,9 @@ from . import BYTES_PER_S, IDLE, STOPPED, WINDOW_S, ActivitySummary
 from .signals import PICTURES, GpuActivity, StackHistory
 
 FIRST_S = 1800.0  # limit of silence until training has begun, unless configured otherwise
-STEPS, PAUSES = 3, 10  # training has begun after so many reports of steps, or so many pauses of output
+STEPS, PAUSES = 3, 10  # training has begun after this many reports of steps, or pauses of output
 FLOOR_S = 60.0
-FACTOR = 5.0  # a pause so many times the longest one so far is a hang
+FACTOR = 5.0  # a pause this many times as long as the longest one so far is a hang
 BUSY_FACTOR = 3.0  # longer limit for ranks that compute, which may still write output
 STUCK = {"T": "stopped", "t": "held by a debugger", "D": "stuck in the kernel", "Z": "dead"}
 

@@ -12,7 +12,7 @@ class Beat(NamedTuple):
     """A heartbeat of a node.
 
     Attributes:
-        kind: beat, or bye for a farewell.
+        kind: ``beat``, or ``bye`` for a farewell.
         time: by the node's own clock.
         restarted: whether the supervisor had restarted the agent.
         activity: one letter for each kind of activity of its ranks in the last seconds: `COMPUTING`,

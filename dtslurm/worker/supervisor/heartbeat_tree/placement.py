@@ -11,7 +11,7 @@ class Member(NamedTuple):
 
     Attributes:
         address: where it accepts the connections of its children.
-        number: grows with each placement; a node that is placed anew has a new number and no children.
+        number: grows with each placement; a node that is placed again has a new number and no children.
         depth: 1 for the children of the supervisor.
         parent: the node that it sends to, None for the supervisor.
         parent_number: the parent's number when this node was placed.
@@ -27,7 +27,7 @@ class Member(NamedTuple):
 class HeartbeatTree:
     """The tree of an attempt's nodes. It is filled level by level, so that it stays as flat as possible.
 
-    A node that loses its parent closes the connections of its own children. It is placed anew, as they are.
+    A node that loses its parent closes the connections of its own children. It is placed again, as they are.
     """
 
     def __init__(self, fan_out: int) -> None:
@@ -42,7 +42,7 @@ class HeartbeatTree:
         """Place a node, and return its parent; None if that is the supervisor.
 
         Args:
-            failed: the parent that the node could not reach. It gets no children until it is placed anew.
+            failed: the parent that the node could not reach. It gets no children until it is placed again.
         """
         self.remove(node)
         self._failed.discard(node)
@@ -59,7 +59,7 @@ class HeartbeatTree:
         return parent
 
     def remove(self, node: str) -> None:
-        """Remove a node that is about to be placed anew, or that is gone."""
+        """Remove a node that is about to be placed again, or that is gone."""
         member = self.members.pop(node, None)
         if member is None:
             return

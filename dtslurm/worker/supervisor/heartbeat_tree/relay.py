@@ -2,7 +2,7 @@
 
 A node asks the supervisor for its parent in the tree, which is another node or the supervisor itself. In the
 other direction, the supervisor's orders pass down the tree every second or two. A node that receives no new
-orders for a few seconds drops its children and asks for another parent.
+orders for a few seconds drops its children and requests another parent.
 """
 
 import contextlib
@@ -291,7 +291,7 @@ class Relay:
         self._read(parent)  # messages that arrived together with the answer
 
     def _unlink(self) -> None:
-        """Drop the parent and all children, which then ask for other parents."""
+        """Drop the parent and all children, which then request other parents."""
         self.orders, self._sequence = None, -1
         with self._lock:
             self._pending = {**self._farewells, **self._pending}

@@ -99,7 +99,7 @@ class TreeHeartbeats(Heartbeats):
             self.by_file.add(node)
 
     def silent(self, seconds: float) -> List[str]:
-        """Return the nodes without a heartbeat for so many seconds, and for as long as the tree may delay it.
+        """Return the nodes without a heartbeat for ``seconds``, and for as long as the tree may delay it.
 
         The heartbeats of a node whose parent in the tree is silent are missing until it has another parent.
         """

@@ -184,7 +184,7 @@ class Instance:
         _send(runner or getattr(self._process, "pid", None), signal.SIGKILL)
         step = str(read_object(self._address_path).get("step"))
         if _STEP.fullmatch(step) and "SLURM_LOCAL_STATE" not in os.environ:
-            if self.role.component:  # the step was told the id of the whole job
+            if self.role.component:  # the step was started with the id of the whole job
                 step = "{}.{}".format(slurm.component_id(self.role.component), step.partition(".")[2])
             slurm.call(["scancel", "--signal=KILL", step], SCANCEL_S)  # a step outlives its srun
 

@@ -168,7 +168,7 @@ class RoleMonitor:
         self._ends = True
 
     def finish(self, has_ended: Callable[[], bool]) -> None:
-        """Wait, after the training has succeeded, for the roles that may go on until they end by themselves.
+        """Wait, after the training has succeeded, for the end of the roles that may continue.
 
         Args:
             has_ended: whether the job ends anyway.

@@ -23,7 +23,7 @@ class RolePlan(NamedTuple):
         gpus: the GPUs that each instance has for itself; None if it sees all GPUs of its node.
         within_s: the time limit until an instance is ready.
         silence_s: for how long a ready instance may leave its readiness check unanswered.
-        finish_s: how long an instance may go on after the training has succeeded.
+        finish_s: how long an instance may continue after the training has succeeded.
         after: (role, ``ready`` or ``started``) for each role that comes first.
     """
 
