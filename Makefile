@@ -97,6 +97,7 @@ check: install-dev
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/typos --format brief
+	$(BIN)/python -m tests.prose
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --strict
