@@ -79,7 +79,7 @@ def load(group: str, kind: str, name: str) -> Any:
         known_names = names(group)
         nearest = list_nearest(name, known_names)
         raise RequestInvalid(
-            [f"unknown {kind} {name!r}{suggest_name(name, known_names)} (there are: {nearest})"]
+            [f"unknown {kind} {name!r}{suggest_name(name, known_names)} (available: {nearest})"]
         )
     try:
         return entry.load()

@@ -285,7 +285,7 @@ def _describe_unknown_partition(partition: str, profile: ClusterProfile) -> str:
     partitions = profile.slurm.partitions
     return (
         f"--partition {partition!r}: cluster {profile.name} has no such "
-        f"partition{suggest_name(partition, partitions)} (there are: "
+        f"partition{suggest_name(partition, partitions)} (available: "
         f"{list_nearest(partition, partitions)})"
     )
 

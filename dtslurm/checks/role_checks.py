@@ -54,7 +54,7 @@ def _find_destination_conflicts(role: RoleSpec, spec: JobSpec, profile: ClusterP
         for name in unknown_names:
             yield (
                 f"{prefix}.partition {name!r}: cluster {profile.name} has no such partition"
-                f"{suggest_name(name, known_partitions)} (there are: {list_nearest(name, known_partitions)})"
+                f"{suggest_name(name, known_partitions)} (available: {list_nearest(name, known_partitions)})"
             )
     elif options.node_type is not None and options.node_type not in profile.node_types:
         nearest_types = list_nearest(options.node_type, profile.node_types)

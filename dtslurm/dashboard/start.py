@@ -75,7 +75,7 @@ def check_theme(theme: str | None) -> None:
     names = {*BUILTIN_THEMES, COLOUR_BLIND.name}
     if theme is not None and theme not in names:
         raise RequestInvalid(
-            [f"no theme {theme!r}{suggest_name(theme, names)} (there are: {list_nearest(theme, names)})"]
+            [f"no theme {theme!r}{suggest_name(theme, names)} (available: {list_nearest(theme, names)})"]
         )
 
 

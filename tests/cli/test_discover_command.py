@@ -110,7 +110,7 @@ def test_discover_keeps_values_that_were_edited(invoke: Run, slurm: Programs, pr
         (("--cluster", "local"), "cluster local is this machine without Slurm; see dtslurm doctor"),
         (("-o", "lab.txt"), "lab.txt: the file name of a profile must end in .yaml"),
         (("-o", "."), "is a folder; name a file, such as ./mycluster.yaml"),
-        (("-p", "gpu"), "there is no partition gpu; there are: main"),
+        (("-p", "gpu"), "there is no partition gpu; available: main"),
     ],
 )
 @pytest.mark.usefixtures("slurm")

@@ -70,9 +70,9 @@ def test_a_valid_request_is_rendered_without_messages(invoke: Run) -> None:
         ((*RENDER, "--mem", "10G", "train.py"), "cluster site does not accept --mem"),
         (
             (*RENDER, "-p", "gqu", "train.py"),
-            "--partition 'gqu': cluster site has no such partition; did you mean 'gpu'? (there are:",
+            "--partition 'gqu': cluster site has no such partition; did you mean 'gpu'? (available:",
         ),
-        ((*RENDER, "-p", "zebra", "train.py"), "cluster site has no such partition (there are: gpu, long"),
+        ((*RENDER, "-p", "zebra", "train.py"), "cluster site has no such partition (available: gpu, long"),
         ((*RENDER, "-t", "180", "train.py"), "--time 03:00:00: partition gpu allows at most 02:00:00"),
         (
             (*RENDER, "-p", "long", "-t", "2-00:00:00", "train.py"),

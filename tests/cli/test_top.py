@@ -21,5 +21,5 @@ def test_top_on_a_dumb_terminal_prints_one_frame_as_text(tmp_path: Path) -> None
 
 
 def test_top_refuses_an_unknown_theme(invoke: Run) -> None:
-    assert "no theme 'nope' (there are: nord, " in invoke("top", "--once", "--theme", "nope", code=2).stderr
+    assert "no theme 'nope' (available: nord, " in invoke("top", "--once", "--theme", "nope", code=2).stderr
     assert "no runs" in invoke("top", "--once", "--theme", "nord", code=0).stdout

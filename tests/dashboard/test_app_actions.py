@@ -362,5 +362,5 @@ def test_the_dashboard_starts_with_the_named_job(tmp_path: Path, monkeypatch: py
 
 def test_an_unknown_theme_is_refused_with_a_list_of_themes() -> None:
     feed = Feed(Context, lambda _: ())
-    with pytest.raises(RequestInvalid, match=r"no theme 'pink' \(there are: .*, and 17 more\)"):
+    with pytest.raises(RequestInvalid, match=r"no theme 'pink' \(available: .*, and 17 more\)"):
         start.run(feed, key=None, read_only=False, ascii_only=False, theme="pink")

@@ -217,7 +217,7 @@ def test_discover_refuses_unknown_partitions_and_unsuitable_files(
 ) -> None:
     cli = Cli("slurm", tmp_path, dict(thousand_nodes.env))
     stderr = cli("cluster", "discover", "-p", "nope", code=2).stderr
-    assert "there is no partition nope; there are: cpu, h100, main, short" in stderr
+    assert "there is no partition nope; available: cpu, h100, main, short" in stderr
     assert "must end in .yaml" in cli("cluster", "discover", "-o", "x.txt", code=2).stderr
     assert "is a folder" in cli("cluster", "discover", "-o", ".", code=2).stderr
     (tmp_path / "bad.yaml").write_text("a: [1\n")

@@ -113,7 +113,7 @@ def _extend(name: str, table: Table, problems: list[Problem]) -> Table:
     names = sorted(path.stem for path in folder.glob("*.yaml"))
     base = entry.value.text or "" if isinstance(entry.value, Scalar) else ""
     if base not in names:
-        suggestion = suggest_name(base, names) or f" (there are: {', '.join(names)})"
+        suggestion = suggest_name(base, names) or f" (available: {', '.join(names)})"
         message = f"there is no ready-made role {base!r}{suggestion}"
         problems.append(Problem(entry.source, entry.line, f"{KEY}.{name}.extends", message))
         return own

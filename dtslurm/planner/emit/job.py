@@ -21,7 +21,7 @@ def check(task: TrainingTask, layout: Layout) -> list[str]:
         return torchtitan.check(task, layout)
     if task.framework in {"fsdp", "deepspeed"}:
         return torchrun.check(task, layout) if task.framework == "fsdp" else []
-    return [f"a job for {task.framework} is yours to write: there is no launcher that knows its words"]
+    return [f"dtslurm has no launcher for {task.framework}: write the job file yourself"]
 
 
 def script_arguments(task: TrainingTask, layout: Layout, steps: int) -> list[str] | None:

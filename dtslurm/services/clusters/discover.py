@@ -144,7 +144,7 @@ def discover(
             [
                 (
                     f"there is no partition {join_names(unknown_names)}; "
-                    f"there are: {join_names(sorted(partition_names), 20)}"
+                    f"available: {join_names(sorted(partition_names), 20)}"
                 )
             ]
         )

@@ -260,7 +260,7 @@ def read_model(cwd: Path, request: PlanRequest, problems: list[str]) -> ModelSha
         if not (name_or_path.endswith(".json") or path.is_dir()):
             preset_names = presets.names()
             problems.append(
-                f"no model {name_or_path!r} is known{suggest_name(name_or_path, preset_names)} (there are: "
+                f"no model {name_or_path!r} is known{suggest_name(name_or_path, preset_names)} (available: "
                 f"{list_nearest(name_or_path, preset_names)}); --model-config takes any config.json"
             )
             return None
