@@ -4,7 +4,7 @@
 #             long matrices by a sample of their cases; PYTEST_ARGS='--seed 7' takes the cases of that seed again
 # make test-all  the same with all cases, and compare docs/tested.md's table of launchers; UPDATE_TABLE=1 writes it
 # make check  format, lint, types, import contracts, documentation and its links, golden scripts
-# make lock   write the versions and hashes of what development, tests and releases use, requirements-*.lock, anew
+# make lock   write the versions and hashes of what development, tests and releases use, requirements-*.lock
 # make docs   the generated pages of the documentation, in docs/reference, and the site, in build/site
 # make test-slurm-versions  the end-to-end tests on Slurm 20.11, 22.05, 24.11 and 26.05, and their table in docs/tested.md
 # make test-gpu  what only a GPU can show, on a machine with one, into docs/gpu.json; GPU_PYTHON=/path/to/python

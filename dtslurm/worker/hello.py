@@ -23,7 +23,7 @@ def describe_rank(rank: int) -> str:
 
 
 def receive_lines(port: int, count: int) -> "list[str]":
-    """Return the lines of the other ranks, and tell each rank that its line has arrived.
+    """Return the lines of the other ranks, and confirm each line to its rank.
 
     Raises:
         OSError: a rank did not connect in time.

@@ -59,7 +59,7 @@ def test_detected_answers_are_written(invoke: Run, slurm: Programs, folder: Path
 def test_answers_in_advance_are_checked(invoke: Run, slurm: Programs, folder: Path, config: Path) -> None:
     del slurm
     for words, message in (
-        (("--partition", "nowhere"), "--partition: there is no partition nowhere; there are: main"),
+        (("--partition", "nowhere"), "--partition: there is no partition nowhere; available: main"),
         (
             ("--run-root", "runs"),
             "--run-root: 'runs' is relative; write /FOLDER, ~/FOLDER or $VARIABLE/FOLDER",
@@ -83,7 +83,7 @@ def test_questions_are_repeated_until_the_answers_are_valid(
     assert [text.split()[0] for text in questions] == [
         "Login", "Folder", "Folder", "Partition", "Partition", "Account",
     ]  # fmt: skip
-    assert "Error: there is no partition nowhere; there are: main" in done.stdout + done.stderr
+    assert "Error: there is no partition nowhere; available: main" in done.stdout + done.stderr
     assert "run_root: /scratch/runs" in (config / "lab.yaml").read_text()
     assert (folder / "dtslurm.yaml").read_text() == (
         "cluster: lab\ndefaults:\n  account: ours\n  partition: main\n"

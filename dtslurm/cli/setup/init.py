@@ -189,7 +189,7 @@ def _list_names(names: Sequence[str]) -> str:
 def _find_unknown(text: str, names: Sequence[str], noun: str) -> str:
     """Return a message about the names in a list ``a,b`` that the cluster does not have."""
     unknown = [name for name in split_names(text) if names and name not in names]
-    return f"there is no {noun} {', '.join(unknown)}; there are: {_list_names(names)}" if unknown else ""
+    return f"there is no {noun} {', '.join(unknown)}; available: {_list_names(names)}" if unknown else ""
 
 
 def _report_problems(cluster_name: str) -> None:

@@ -154,7 +154,7 @@ def is_optimizer_step(event: Any) -> bool:
 
 
 def record_steps(daemon: Daemon, steps: int, taken_by: float) -> bytes:
-    """Return a trace with so many steps, as far as the longest window has them.
+    """Return a trace with this number of steps, as far as the longest window has them.
 
     Raises:
         RecordingFailed, TimeoutError: see `Daemon.record`.
