@@ -167,9 +167,11 @@ def call(argv: Sequence[str], *, env: Mapping[str, str], limit: float | None, st
 def kill_line(pid: int) -> str:
     """Return the command line that kills the command whose begin frame contained ``pid``, with its children.
 
-    All are stopped first: otherwise the survivors would see the end of their input, and continue.
+    All are stopped first: otherwise the survivors would see the end of their input, and continue. A process
+    that is not stopped yet can start another one. So this is repeated until no process is new.
     """
-    return f"exec /bin/sh -c 'pkill -STOP -s {pid}; pkill -KILL -s {pid} || kill -KILL -- -{pid}'"
+    stop_all = f'a=; until b=$(pgrep -s {pid}); [ "$a" = "$b" ]; do a=$b; pkill -STOP -s {pid}; done'
+    return f"exec /bin/sh -c '{stop_all}; pkill -KILL -s {pid} || kill -KILL -- -{pid}'"
 
 
 def put_argv(path: str, mode: int, size: int) -> list[str]:
