@@ -58,14 +58,18 @@ class PopenChannel:
     def read(self, timeout: float) -> tuple[bytes, bytes]:
         """Return new bytes of both outputs; see `Channel.read`."""
         out = err = b""
-        for key, _ in self._selector.select(timeout):
-            data = os.read(key.fd, _CHUNK)
-            if not data:
-                self._selector.unregister(key.fileobj)
-            elif key.fileobj is self._process.stdout:
-                out = data
-            else:
-                err = data
+        try:
+            for key, _ in self._selector.select(timeout):
+                data = os.read(key.fd, _CHUNK)
+                if not data:
+                    self._selector.unregister(key.fileobj)
+                elif key.fileobj is self._process.stdout:
+                    out = data
+                else:
+                    err = data
+        except (OSError, ValueError, KeyError):
+            if not self._released:  # another thread has closed the pipes
+                raise
         return out, err
 
     def write(self, data: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import signal
 import stat
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from dtslurm.errors import CommandTimeout, StoreError
 from dtslurm.transport.local import LocalTransport, scrubbed
+from dtslurm.transport.process import PopenChannel
 from tests.processes import ends_in_time, is_alive
 from tests.waiting import busyness
 
@@ -131,3 +133,18 @@ def test_exceeded_quota_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         HERE.put(b"x", str(tmp_path / "file"))
     assert "quota -s" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("output", ["", "x"])
+def test_channel_that_another_thread_ends_while_it_is_read_has_no_more_output(output: str) -> None:
+    channel = PopenChannel(["sh", "-c", f"printf '{output}'"], env=dict(os.environ), stdin=False)
+    select = channel._selector.select
+
+    def select_then_end(timeout: float) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = select(timeout)
+        channel.end()
+        return ready
+
+    channel._selector.select = select_then_end  # type: ignore[method-assign, assignment]
+    assert channel.read(10) == (b"", b"")
+    assert channel.ended
