@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 from mkdocs.exceptions import BuildError
 
+from dtslurm.config import profiles
+from dtslurm.config.job_files import jobs
 from dtslurm.launch import registry
 from tests.render.conftest import Render, render_job
+from tests.warm import run_dtslurm
 
 __all__ = ["render_job"]
 
@@ -108,6 +111,80 @@ def test_the_documented_python_examples_work(number: int, tmp_path: Path) -> Non
         {"[(0.0006, 0), (0.0006, 1)]", "[[(0.0002, 0), (0.0002, 1)], [(0.0004, 0), (0.0004, 1)]]"},
     ]
     assert shown[number] <= set(done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("launcher", "module"),
+    [
+        ("torchrun", "torch.distributed.run"),
+        ("deepspeed", "deepspeed.launcher.launch"),
+        ("accelerate", "accelerate.commands.launch"),
+    ],
+)
+def test_the_launcher_of_a_task_fits_its_script(launcher: str, module: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(code_block(f"tasks/{launcher}.md", "python"))
+    words = ["render", "--cluster", "a100x8-ib", "-A", "x", "-t", "60", "-N2", "--gpus-per-node", "8", "-l"]
+    done = run_dtslurm([*words, launcher, "train.py"], cwd=tmp_path, env=os.environ, timeout=600)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(rf"^exec \S+ -m {re.escape(module)} ", done.stdout, re.MULTILINE)
+    detected = run_dtslurm([*words, "auto", "train.py"], cwd=tmp_path, env=os.environ, timeout=600)
+    assert detected.stderr.startswith("note: launcher torchrun: ")
+
+
+def test_the_batch_script_of_the_torchrun_task_is_valid(tmp_path: Path) -> None:
+    script = tmp_path / "train.sbatch"
+    script.write_text(code_block("tasks/torchrun.md", "sh"))
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_training_code_of_the_preemption_task_resumes(tmp_path: Path) -> None:
+    code = code_block("tasks/preemption.md", "python")
+    begin = "step += 1\n"
+    assert code.count(begin) == 1
+    interrupted = code.replace(begin, f"{begin}    if step == 25: signal.raise_signal(signal.SIGUSR2)\n")
+    env = {**os.environ, "DTSLURM_CHECKPOINT_DIR": str(tmp_path), "STEP_SECONDS": "0"}
+    for text, output, exit_code in (
+        (interrupted, "starts at step 0\n", 85),
+        (code, "starts at step 25\n", 0),
+    ):
+        words = [sys.executable, "-c", text]
+        done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (exit_code, output), done.stderr
+    assert (tmp_path / "state.json").read_text() == '{"step": 60}'
+
+
+SHARED_NODES = {
+    "    nodes: 2                      #": "    on: trainer\n    per: node\n    gpus: 2  #",
+    "    nodes: 2\n": "    nodes: 2\n    ntasks_per_node: 6\n",
+    '"8"': '"2"',
+}
+
+
+@pytest.mark.parametrize("shares_nodes", [False, True])
+def test_the_job_file_of_the_vllm_task_is_valid(shares_nodes: bool, tmp_path: Path) -> None:
+    text = code_block("tasks/vllm.md", "yaml")
+    for old, new in SHARED_NODES.items() if shares_nodes else ():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    path = tmp_path / "grpo.yaml"
+    path.write_text(f"{text}    ready: {{http: /health, within: 1h}}\n")
+    path.chmod(0o644)
+    roles = jobs.load(path, {}, cwd=tmp_path).stages[0].roles
+    assert roles is not None
+    [rollout] = roles.others
+    assert (rollout.nodes, rollout.on) == ((0, "trainer") if shares_nodes else (2, ""))
+
+
+def test_the_profile_of_the_laptop_task_is_valid(tmp_path: Path) -> None:
+    folder = tmp_path / "dtslurm" / "cluster_profiles"
+    folder.mkdir(parents=True)
+    (folder / "mycluster.yaml").write_text(code_block("tasks/laptop.md", "yaml"))
+    (folder / "mycluster.yaml").chmod(0o644)
+    env = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    profile = profiles.load("mycluster", cwd=tmp_path, env=env).profile
+    assert (profile.login.host, profile.paths.run_root) == ("mycluster", "/scratch/ada/runs")
+    assert profile.environment.python == "/home/ada/venv/bin/python"
 
 
 def test_the_site_is_not_built_if_a_generated_page_is_out_of_date(

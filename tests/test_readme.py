@@ -31,7 +31,8 @@ def command_lines(document: str) -> list[str]:
     return [line for line in texts if line.startswith(("dtslurm ", "make ", "pip "))]
 
 
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tasks").glob("*.md")]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(str(path.relative_to(ROOT)) for path in PAGES)]
 COMMANDS = {line for document in DOCUMENTS for line in command_lines(document) if line.startswith("dtslurm")}
 DTSLURM = sorted(COMMANDS - {"dtslurm init"})
 
@@ -44,6 +45,7 @@ def project(
     folder = tmp_path_factory.mktemp("readme")
     shutil.copytree(ROOT / "examples", folder / "examples")
     (folder / "train.py").write_text("print('hello')\n")
+    write_documented_files(folder)
     (folder / "cluster_profiles").mkdir()
     (folder / "cluster_profiles" / "mycluster.yaml").write_text("extends: a100x8-ib\n")
     (folder / "cluster_profiles" / "ours.yaml").write_text("extends: slurm\n")
@@ -59,6 +61,15 @@ def project(
     (folder / "short.py").write_text("import time\ntime.sleep(2)\n")
     job = run_line(folder, environment, "dtslurm submit --parsable -t 5 short.py").stdout.strip()
     return folder, environment, job
+
+
+def write_documented_files(folder: Path) -> None:
+    """Write the YAML files that the commands of the pages in docs/tasks name."""
+    for page, name in (("accelerate.md", "fsdp.yaml"), ("vllm.md", "grpo.yaml")):
+        text = (ROOT / "docs" / "tasks" / page).read_text()
+        [block] = [block for _, block in BLOCK.findall(text) if block.startswith(f"# {name}\n")]
+        (folder / name).write_text(block)
+        (folder / name).chmod(0o644)
 
 
 def run_dir(folder: Path, job: str) -> Path:
