@@ -140,3 +140,12 @@ def test_nodes_of_a_run_in_an_allocation_are_those_of_its_script(record: JobReco
     write_events(record, {"event": "started", "nodes": "n1,n2"})
     listed = replace(ENDED, job_id="7.0", state=JobState.RUNNING, nodes=1)
     assert reconcile_with_records(record, listed).nodelist == "n1,n2"
+
+
+@pytest.mark.parametrize(("nodes", "expected"), [("n1,n2", "n1,n2"), (7, ""), (None, "")])
+def test_run_that_accounting_does_not_know_yet_has_the_nodes_that_its_script_recorded(
+    record: JobRecord, nodes: object, expected: str
+) -> None:
+    write_events(record, {"event": "started", "nodes": nodes}, {"event": "ended", "exit_code": 3})
+    [status] = status_from_run_files(replace(record, job_id="7.0"), 200.0)
+    assert (status.state, status.nodelist) == (JobState.FAILED, expected)

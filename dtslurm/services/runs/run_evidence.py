@@ -138,6 +138,7 @@ def _status_from_events(run: RunDir, record: JobRecord, job_id: str, now: float)
         job_id=job_id,
         state=JobState.UNKNOWN,
         name=record.name,
+        nodelist=_last_nodes(run),
         reason="the scheduler has no record of this job, and the run directory has no record of its end",
         observed_at=now,
     )
@@ -149,6 +150,12 @@ def _status_from_events(run: RunDir, record: JobRecord, job_id: str, now: float)
     if code and is_step_id(job_id) and any(event.get("event") == "cancel" for event in run.events()):
         state = JobState.CANCELLED  # squeue does not show the end of a step, and accounting may be off
     return replace(base, state=state, exit_code=code, reason="", end_time=time, source="record")
+
+
+def _last_nodes(run: RunDir) -> str:
+    """Return the nodes of the last start that the run's script recorded, empty if there is none."""
+    nodes = [event.get("nodes") for event in run.events() if event.get("event") == "started"]
+    return nodes[-1] if nodes and isinstance(nodes[-1], str) else ""
 
 
 def last_start_or_end(run: RunDir) -> tuple[dict[str, Any] | None, int]:
@@ -191,8 +198,8 @@ def reconcile_with_records(record: JobRecord, status: JobStatus) -> JobStatus:
         run = run.task(status.job_id.rpartition("_")[2]) or run
     end = find_recorded_end(run) if has_wrong_code else None
     start_events = [event for event in run.events() if event.get("event") == "started"]
-    if has_wrong_nodes and start_events and isinstance(start_events[-1].get("nodes"), str):
-        status = replace(status, nodelist=start_events[-1]["nodes"])
+    if has_wrong_nodes:
+        status = replace(status, nodelist=_last_nodes(run) or status.nodelist)
     if (
         has_wrong_code
         and start_events
