@@ -142,7 +142,8 @@ def _describe_staged(event: Event) -> str:
 
 
 def _describe_attempt(event: Event) -> str:
-    ranks = f", {_to_text(event['world_size'])} ranks" if event.get("world_size") else ""
+    size = _to_text(event["world_size"]) if event.get("world_size") else ""
+    ranks = f", {size} rank{'' if size == '1' else 's'}" if size else ""
     return f"attempt {_to_text(event.get('attempt'))} starts on {_node_set_text(event.get('nodes'))}{ranks}"
 
 

@@ -237,7 +237,7 @@ def test_the_full_status_fits_80_columns() -> None:
     text = " ".join(" ".join(line.split()) for line in lines)
     assert "down or reserved: n[1-40]" in text
     assert "limit 1h00m" in text
-    assert "asked 2s ago" in text
+    assert "queried 2s ago" in text
     assert "dtslurm cancel 17" in text
 
 

@@ -70,5 +70,6 @@ def test_init_over_ssh_asks_its_questions_and_runs_a_job_there(tmp_path: Path, s
     assert "all 4 ranks are connected" in shown
     assert "all 2 ranks are connected" in shown
     assert "problem:" not in shown
+    assert "jobs use the python3 of the cluster" in shown
     assert len(list((tmp_path / "far-runs").glob("hello-*"))) == 1
     assert (folder / "dtslurm.yaml").read_text() == "cluster: lab\ndefaults:\n  partition: main\n"

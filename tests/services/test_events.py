@@ -31,6 +31,11 @@ SAID: list[tuple[dict[str, Any], str, bool]] = [
         False,
     ),
     (
+        {"event": "attempt", "attempt": 0, "nodes": "n1", "world_size": 1},
+        "attempt 0 starts on n1, 1 rank",
+        False,
+    ),
+    (
         {
             "event": "attempt_ended",
             "attempt": 1,

@@ -39,7 +39,7 @@ _STYLES = {
     "run": SECONDARY,
     "works in": SECONDARY,
     "parent run": SECONDARY,
-    "asked": SECONDARY,
+    "queried": SECONDARY,
 }
 _MAX_COMPLETING_S = 300.0
 _STUCK_HINT = (
@@ -217,7 +217,7 @@ def describe_queued_job(view: RunView, now: float, width: int | None) -> Iterato
     yield from _labelled_lines(
         "warning", f"the record of the run cannot be read: {view.record_problem}", width
     )
-    yield from _labelled_lines("asked", _describe_query(view, now), width)
+    yield from _labelled_lines("queried", _describe_query(view, now), width)
     yield from _labelled_lines("next", cancel_command(view), width)
 
 
@@ -276,7 +276,7 @@ def _iterate_facts(view: RunView, history: History, now: float, job: str | None)
     yield "run", record.folder if not record.mirror else f"{record.cluster}:{record.run_dir}"
     yield "works in", output.work_dir_of(record)
     yield "parent run", record.parent
-    yield "asked", _describe_query(view, now)
+    yield "queried", _describe_query(view, now)
     yield "next", _suggest_commands(view, job or view.record.job_id or view.record.token)
 
 

@@ -173,6 +173,11 @@ def _set_up_cluster(
     write_profile(context, path, profile_file.existing(path), discovery, yes=questions.accept_defaults)
     output.note(f"wrote {first_setup.save_project(context, discovery.name, account, partition)}")
     _report_problems(discovery.name)
+    if cluster.remote:
+        output.note(
+            "jobs use the python3 of the cluster; if your packages are elsewhere there, set "
+            f"environment.python in {path}"
+        )
     words = ["--cluster", discovery.name]
     words += ["-p", partition] if partition else []
     words += ["-A", account] if account else []

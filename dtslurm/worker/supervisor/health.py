@@ -304,7 +304,8 @@ def before_training(supervisor: Any) -> Optional[int]:
     elapsed_s = time.monotonic() - began
     if decision.action == "go":
         bad_count = sum(1 for report in reports if not report.ok)
-        text = "{} nodes in {:.1f} s, {} bad".format(len(reports), elapsed_s, bad_count)
+        nodes = "1 node" if len(reports) == 1 else "{} nodes".format(len(reports))
+        text = "{} in {:.1f} s, {} bad".format(nodes, elapsed_s, bad_count)
         supervisor.say("health: {}{}".format(text, "; " + decision.reason if bad_count else ""))
         return None
     ledger.event(
