@@ -27,6 +27,7 @@ class Accelerate(Launcher):
 
     name = "accelerate"
     framework = "torch"
+    start_modules = ("accelerate",)
     summary = "Hugging Face's accelerate launch, one per node"
     partial = "launchers/accelerate.sh.j2"
     step = "launchers/accelerate.step.sh.j2"

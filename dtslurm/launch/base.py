@@ -50,6 +50,7 @@ class Launcher:
             meaning than the code of the first failed rank.
         configs: suffixes of configuration files that may replace the script.
         framework: the module that every rank of such a job imports, empty if that is not certain.
+        start_modules: the other modules that the interpreter needs to start the ranks.
         options: the options of the launcher that dtslurm interprets.
         program: the program whose command line gets all other options, empty if there is none.
         decided: options of that program that dtslurm sets itself, each with what to use instead.
@@ -72,6 +73,7 @@ class Launcher:
     own_codes: ClassVar[tuple[int, ...]] = ()
     configs: ClassVar[tuple[str, ...]] = ()
     framework: ClassVar[str] = ""
+    start_modules: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[Mapping[str, LauncherOption]] = {}
     program: ClassVar[str] = "srun"
     decided: ClassVar[Mapping[str, str]] = {}

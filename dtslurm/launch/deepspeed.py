@@ -38,6 +38,7 @@ class DeepSpeed(Launcher):
 
     name = _NAME
     framework = "torch"
+    start_modules = ("deepspeed",)
     summary = "DeepSpeed's launcher, one per node"
     partial = "launchers/deepspeed.sh.j2"
     step = "launchers/deepspeed.step.sh.j2"

@@ -16,6 +16,7 @@ class Nvrx(Torchrun):
     """
 
     name = "nvrx"
+    start_modules = ("nvidia_resiliency_ext",)
     summary = "NVIDIA's ft_launcher: torchrun with heartbeats and restarts"
     program = "ft_launcher"
     agent_module = "nvidia_resiliency_ext.fault_tolerance.launcher"

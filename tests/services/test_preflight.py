@@ -77,6 +77,49 @@ def test_an_interpreter_without_the_module_of_the_launcher_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("launcher", "options", "missing"),
+    [
+        ("accelerate", (), "modules torch and accelerate"),
+        ("deepspeed", (), "modules torch and deepspeed"),
+        ("deepspeed", ("form=nossh",), "modules torch and deepspeed"),
+        ("deepspeed", ("form=torchrun",), "module torch"),
+        ("deepspeed", ("form=srun",), "module torch"),
+        ("nvrx", (), "modules torch and nvidia_resiliency_ext"),
+        ("lightning", (), "module torch"),
+    ],
+)
+def test_all_missing_modules_of_the_launcher_are_reported_together(
+    context: Context, tmp_path: Path, launcher: str, options: tuple[str, ...], missing: str
+) -> None:
+    venv.create(tmp_path / "bare")
+    python = str(tmp_path / "bare" / "bin" / "python")
+    with pytest.raises(RequestInvalid) as caught:
+        prepare_job(context, "local", launcher=launcher, launcher_options=options, python=python)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"{python} has no {missing}, which launcher {launcher} needs: ")
+
+
+def test_only_the_modules_that_are_missing_are_reported(context: Context, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv")
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (packages / "torch").mkdir()
+    # What the interpreter prints is no part of the answer of the check.
+    (packages / "noise.pth").write_text("import sys; print('free=0', flush=True); print('absent=torch')\n")
+    context.env = {**context.env, "VIRTUAL_ENV": str(tmp_path / "venv")}
+    with pytest.raises(RequestInvalid) as caught:
+        prepare_job(context, "local", launcher="accelerate")
+    assert list(caught.value.problems) == [
+        (
+            f"{tmp_path}/venv/bin/python has no module accelerate, which launcher accelerate needs: install "
+            "the module for this interpreter, activate an environment that has it before you submit, or "
+            "name another interpreter with --python"
+        )
+    ]
+    (packages / "accelerate.py").touch()
+    prepare_job(context, "local", launcher="accelerate")
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"nodelist": "n9"}, "Invalid node name"),

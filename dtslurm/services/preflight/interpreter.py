@@ -1,4 +1,4 @@
-"""Checks, before the job runs, whether its interpreter has the module that its launcher starts."""
+"""Checks, before the job runs, whether its interpreter has the modules that its launcher starts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from dtslurm.model.jobs.job import JobSpec
 from dtslurm.services.wiring.context import ActiveCluster
 
 _EXIT_ABSENT = 3
-_PROGRAM = (
-    f"import importlib.util, sys; sys.exit({_EXIT_ABSENT} * (importlib.util.find_spec(sys.argv[1]) is None))"
-)
+# The program ends without running exit handlers, so the names are the last text that the interpreter prints.
+_PROGRAM = f"""\
+import importlib.util, os, sys
+absent = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
+os.write(1, ("absent=" + " ".join(absent)).encode())
+os._exit({_EXIT_ABSENT} if absent else 0)
+"""
 _PATH_VARIABLES = {"PYTHONPATH", "PYTHONHOME", "PATH", "LD_LIBRARY_PATH"}
 
 
 def look(spec: JobSpec, cluster: ActiveCluster) -> str:
-    """Return shell lines that report a missing module; empty if only the job itself can find out.
+    """Return shell lines that report missing modules; empty if only the job itself can find out.
 
     Containers, modules and setup lines give the job another environment than the one that these lines run in.
     """
@@ -30,29 +34,38 @@ def look(spec: JobSpec, cluster: ActiveCluster) -> str:
         {name for name, _ in spec.env} | set(profile_environment.variables)
     ):
         return ""
-    python = f"{spec.activate}/bin/python" if spec.activate else spec.python
-    module = _launcher_module(spec)
-    if not module or not python.startswith("/"):
+    python = _interpreter(spec)
+    modules = _launcher_modules(spec)
+    if not modules or not python.startswith("/"):
         return ""
     return (
-        f"{quote(python)} -c {quote(_PROGRAM)} {quote(module)} >/dev/null 2>&1\n"
-        f"[ $? -ne {_EXIT_ABSENT} ] || printf 'absent=%s\\n' {quote(python)}\n"
+        f"lines=$({quote(python)} -c {quote(_PROGRAM)} {' '.join(map(quote, modules))} 2>/dev/null)\n"
+        f"[ $? -ne {_EXIT_ABSENT} ] || printf 'absent=%s\\n' \"${{lines##*absent=}}\"\n"
     )
 
 
-def problems(spec: JobSpec, interpreter: str) -> Iterator[str]:
-    """Yield the problem; ``interpreter`` lacks the launcher's module, and is empty if there is no problem."""
-    if interpreter:
-        module = _launcher_module(spec)
+def problems(spec: JobSpec, absent_modules: str) -> Iterator[str]:
+    """Yield the problem; ``absent_modules`` are the names of the launcher's modules that are missing."""
+    absent_names = absent_modules.split()
+    if absent_names:
+        is_one = len(absent_names) == 1
         yield (
-            f"{interpreter} has no module {module}, which launcher {spec.launcher} needs: install the "
-            "module for this interpreter, activate an environment that has it before you submit, or "
-            "name another interpreter with --python"
+            f"{_interpreter(spec)} has no {'module' if is_one else 'modules'} {' and '.join(absent_names)}, "
+            f"which launcher {spec.launcher} needs: install the {'module' if is_one else 'modules'} for this "
+            f"interpreter, activate an environment that has {'it' if is_one else 'them'} before you submit, "
+            "or name another interpreter with --python"
         )
 
 
-def _launcher_module(spec: JobSpec) -> str:
+def _interpreter(spec: JobSpec) -> str:
+    return f"{spec.activate}/bin/python" if spec.activate else spec.python
+
+
+def _launcher_modules(spec: JobSpec) -> list[str]:
+    """Return the modules that the launcher needs, each once."""
     try:
-        return registry.load(spec.launcher).framework
+        launcher = registry.load(spec.launcher)
     except RequestInvalid:
-        return ""
+        return []
+    modules = (launcher.framework, *launcher.chosen(spec).start_modules)
+    return [module for module in dict.fromkeys(modules) if module]
