@@ -44,7 +44,7 @@ class Accelerate(Launcher):
     remarks = REMARKS
     options: ClassVar = {
         "config_file": LauncherOption(
-            "", "accelerate's configuration, for FSDP, DeepSpeed and similar", free=True
+            "", "accelerate's configuration, for FSDP, DeepSpeed and similar", free=True, file=True
         ),
         "mixed_precision": LauncherOption(
             "", "precision, else the configuration's", ("no", "fp16", "bf16", "fp8")

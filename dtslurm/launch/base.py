@@ -20,13 +20,15 @@ _OPTION_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 class LauncherOption:
     """An option of a launcher that dtslurm interprets (``--launcher-option key=value``).
 
-    If ``choices`` is empty, the value is a whole number, 0 or more; with ``free`` it is any text.
+    If ``choices`` is empty, the value is a whole number, 0 or more; with ``free`` it is any text. With
+    ``file``, the text is the path of a file that must exist when the job starts.
     """
 
     default: str
     meaning: str
     choices: tuple[str, ...] = ()
     free: bool = False
+    file: bool = False
 
 
 class Launcher:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dtslurm.errors import RequestInvalid
+from dtslurm.services.request import launcher_files
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.submit.prepare import Prepared, prepare
 from dtslurm.services.submit.submit import submit
@@ -92,6 +96,50 @@ def test_a_folder_outside_git_can_be_snapshotted(context: Context, tmp_path: Pat
     context.cwd = tmp_path / "plain"
     (context.cwd / "train.py").write_text("pass")
     assert prepare_job(context, snapshot=True).code is not None
+
+
+def test_the_snapshot_must_contain_the_configuration_file_of_the_launcher(context: Context) -> None:
+    write(context.cwd, {"fsdp.yaml": "{}", "data/fsdp.yaml": "{}"})
+    (context.cwd / "conf").symlink_to("sub")
+    write(context.cwd, {"sub/fsdp.yaml": "{}"})
+    asked = {"launcher": "accelerate", "env": ("PYTHONPATH=/x",), "snapshot": True}
+    for path in ("fsdp.yaml", "conf/fsdp.yaml", "data/fsdp.yaml"):  # git ignores data/, which becomes a link
+        prepare_job(context, launcher_options=(f"config_file={path}",), **asked)
+    option = "config_file=nosuch.yaml"
+    with pytest.raises(RequestInvalid) as caught:
+        prepare_job(context, launcher_options=(option,), **asked)
+    assert list(caught.value.problems) == [
+        f"--launcher-option {option}: {context.cwd}/nosuch.yaml does not exist here"
+    ]
+    prepare_job(context, launcher_options=(option,), no_check=True, **asked)
+
+
+def test_over_ssh_the_snapshot_decides_whether_a_configuration_file_exists(context: Context) -> None:
+    write(context.cwd, {"fsdp.yaml": "{}", "data/fsdp.yaml": "{}", "sub/fsdp.yaml": "{}"})
+    (context.cwd / "conf").symlink_to("sub")
+    prepared = prepare_job(context, snapshot=True)
+    assert prepared.code is not None
+
+    def problems(path: str) -> list[str]:
+        options = {"config_file": path}
+        spec = replace(prepared.submission.spec, launcher="accelerate", launcher_options=options)
+        remote: Any = SimpleNamespace(remote=True)
+        request = JobRequest(script="train.py")
+        return [
+            item.message for item in launcher_files.find_unsent(context, remote, request, spec, prepared.code)
+        ]
+
+    for path in ("fsdp.yaml", "conf/fsdp.yaml", "/cluster/fsdp.yaml"):  # the preflight checks /cluster
+        assert problems(path) == []
+    assert problems("nosuch.yaml") == [
+        f"--launcher-option config_file=nosuch.yaml: {context.cwd}/nosuch.yaml does not exist here"
+    ]
+    assert problems("data/fsdp.yaml") == [
+        (
+            "--launcher-option config_file=data/fsdp.yaml: the file is not copied with the code of "
+            f"{context.cwd}; include it with --code-include, or give its path on the cluster"
+        )
+    ]
 
 
 def test_a_snapshot_above_the_size_limit_is_refused(

@@ -16,6 +16,7 @@ import pytest
 from dtslurm.errors import CommandNotFound, RequestInvalid, TransportError
 from dtslurm.model.jobs.job import JobSpec
 from dtslurm.services.preflight import preflight
+from dtslurm.services.request import launcher_files
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.login_node import (
     cache_path,
@@ -160,6 +161,22 @@ def test_a_remote_job_requires_its_folder_script_and_interpreter() -> None:
     assert list(required_paths(replace(SPEC, work_dir="/runs/train-1/code/sub"), remote=True)) == [
         "x/venv/bin/python"
     ]
+
+
+def test_files_of_the_launcher_must_exist_on_the_machine_of_the_job() -> None:
+    def needed(path: str, **fields: Any) -> list[str]:
+        spec = replace(SPEC, launcher="accelerate", launcher_options={"config_file": path}, **fields)
+        submission: Any = SimpleNamespace(spec=spec, run_dir="/runs/train-1")
+        needed_files = launcher_files.list_needed_files(submission, "on login1")
+        return [letter + path for letter, path, _ in needed_files]
+
+    in_snapshot = "/runs/train-1/code/sub"
+    assert needed("fsdp.yaml") == ["f/w/fsdp.yaml"]
+    assert needed("fsdp.yaml", work_dir="/home/me/code/project") == ["f/home/me/code/project/fsdp.yaml"]
+    assert needed("fsdp.yaml", work_dir=in_snapshot) == []  # it is sent with the run
+    assert needed("/data/fsdp.yaml", work_dir=in_snapshot) == ["f/data/fsdp.yaml"]
+    assert needed("/data/fsdp.yaml", container="docker://x") == []  # the path is in the image
+    assert needed("fsdp.yaml", setup=("write fsdp.yaml",)) == []
 
 
 def test_a_container_job_requires_its_image_and_mounts() -> None:

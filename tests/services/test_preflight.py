@@ -119,6 +119,26 @@ def test_only_the_modules_that_are_missing_are_reported(context: Context, tmp_pa
     prepare_job(context, "local", launcher="accelerate")
 
 
+def test_a_missing_configuration_file_of_the_launcher_is_refused(context: Context, tmp_path: Path) -> None:
+    asked = {"launcher": "accelerate", "env": ("PYTHONPATH=/x",)}
+    for path, full_path in (
+        ("conf/fsdp.yaml", tmp_path / "conf/fsdp.yaml"),
+        ("/no/fsdp.yaml", "/no/fsdp.yaml"),
+    ):
+        option = f"config_file={path}"
+        with pytest.raises(RequestInvalid) as caught:
+            prepare_job(context, "local", launcher_options=(option,), **asked)
+        assert list(caught.value.problems) == [f"--launcher-option {option}: {full_path} does not exist here"]
+        prepare_job(context, "local", launcher_options=(option,), setup=("write it",), **asked)
+        prepare_job(context, "local", launcher_options=(option,), no_check=True, **asked)
+    (tmp_path / "conf").mkdir()
+    with pytest.raises(RequestInvalid, match="conf does not exist here"):
+        prepare_job(context, "local", launcher_options=("config_file=conf",), **asked)
+    (tmp_path / "conf/fsdp.yaml").touch()
+    prepare_job(context, "local", launcher_options=("config_file=conf/fsdp.yaml",), **asked)
+    prepare_job(context, "local", **asked)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -12,7 +12,7 @@ from dtslurm.presentation.quantities import format_bytes
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.preflight import associations, interpreter, quota
 from dtslurm.services.preflight.containers import specs_by_option, unpulled
-from dtslurm.services.request import staging
+from dtslurm.services.request import launcher_files, staging
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.slurm import commands
 from dtslurm.slurm.parse_errors import Trouble, can_never_run, classify_error, distinct_lines
@@ -76,7 +76,11 @@ def preflight(context: Context, cluster: ActiveCluster, submission: Submission) 
         SlurmUnavailable: Slurm does not answer.
     """
     started_at = context.clock()
-    path_tests = [*_list_needed_paths(submission, cluster), *unpulled(submission, cluster)]
+    path_tests = [
+        *_list_needed_paths(submission, cluster),
+        *launcher_files.list_needed_files(submission, _describe_host(cluster)),
+        *unpulled(submission, cluster),
+    ]
     pairs = [word for letter, path, _ in path_tests for word in (letter, path)]
     is_slurm = cluster.profile.scheduler == "slurm" and submission.allocation is None
     limits = associations.read_cached_limits(context, cluster) if is_slurm else None
@@ -121,7 +125,7 @@ def preflight(context: Context, cluster: ActiveCluster, submission: Submission) 
 def _list_needed_paths(submission: Submission, cluster: ActiveCluster) -> Iterator[tuple[str, str, str]]:
     """Yield (test, path, problem if the test fails) for each path that must exist when the job starts."""
     spec = submission.spec
-    host_text = f"on {cluster.transport.host}" if cluster.remote else "here"
+    host_text = _describe_host(cluster)
     if "/code/" not in f"{spec.work_dir}/":
         yield "d", spec.work_dir, f"the working directory {spec.work_dir} does not exist {host_text}"
         script = PurePosixPath(spec.work_dir) / spec.script
@@ -142,6 +146,10 @@ def _list_needed_paths(submission: Submission, cluster: ActiveCluster) -> Iterat
         source = mount.partition(":")[0]
         if source.startswith("/"):
             yield "e", source, f"--container-mount {mount}: {source} does not exist {host_text}"
+
+
+def _describe_host(cluster: ActiveCluster) -> str:
+    return f"on {cluster.transport.host}" if cluster.remote else "here"
 
 
 def _space(fields: dict[str, str], run_dir: str) -> Iterator[str]:

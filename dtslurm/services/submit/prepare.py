@@ -22,7 +22,7 @@ from dtslurm.render.text import insert_dependency
 from dtslurm.services.preflight.bad_nodes import choose_exclusion
 from dtslurm.services.preflight.containers import runtime_for
 from dtslurm.services.preflight.notifications import NotificationPlan, choose_notifications
-from dtslurm.services.request import experiment_trackers
+from dtslurm.services.request import experiment_trackers, launcher_files
 from dtslurm.services.request.code_snapshot import Code, code_of, git_state, script_digest
 from dtslurm.services.request.launcher_detection import cautions, suggest_launcher
 from dtslurm.services.request.request import JobRequest
@@ -141,7 +141,12 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     )
     launcher = launcher.chosen(spec) if launcher is not None else None
     diagnostics.add(
-        find_conflicts(request, spec, profile, layout.layout, launcher, is_valid=not diagnostics.problems)
+        [
+            *find_conflicts(
+                request, spec, profile, layout.layout, launcher, is_valid=not diagnostics.problems
+            ),
+            *launcher_files.find_unsent(context, cluster, request, spec, code),
+        ]
     )
     runtime = diagnostics.take(
         runtime_for(context, spec, profile, layout.layout, here=not standalone and not cluster.remote)
