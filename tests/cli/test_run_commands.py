@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from dtslurm.model.jobs.job import JobRecord
-from dtslurm.model.runs.state import JobState
+from dtslurm.model.runs.state import JobState, StateFlag
+from dtslurm.services.runs.status import RunView
+from dtslurm.services.submit import resubmit
 from tests.cli.conftest import Run
 from tests.cli.sample_runs import ENDED, Runs, ended_job, rank_record
 
@@ -354,6 +356,25 @@ def test_resubmit_from_checkpoint_refuses_a_job_that_is_still_active(invoke: Run
         again = invoke("resubmit", "--parsable", job, code=0).stdout.strip()  # from the beginning
     finally:
         invoke("cancel", *filter(None, (job, again)), code=0)
+
+
+def test_resubmit_from_checkpoint_advises_to_wait_for_a_job_that_is_completing(
+    invoke: Run, runs: Runs, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After dtslurm cancel, Slurm shows the job as COMPLETING for some seconds."""
+    record = runs.add("train", "7")
+    extend_record(
+        record,
+        request={"script": "train.py", "env": [], "cluster": "local"},
+        submitted_in=str(folder),
+    )
+    ending = ended_job("7", JobState.CANCELLED, flags=frozenset({StateFlag.COMPLETING}))
+    view = RunView(record, (ending,))
+    monkeypatch.setattr(resubmit, "views", lambda *_: [view])
+    done = invoke("resubmit", "--from-checkpoint", "7", code=2)
+    assert "7 is COMPLETING, and it writes its checkpoints to " in done.stderr
+    assert "wait some seconds until the job has ended, and run the command again" in done.stderr
+    assert "cancel the job" not in done.stderr
 
 
 def test_resubmit_from_checkpoint_refuses_a_chain_with_an_active_run(

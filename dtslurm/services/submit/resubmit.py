@@ -11,6 +11,7 @@ from dtslurm.errors import JobNotFound, ProfileNotFound, RequestInvalid, StoreEr
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.jobs.roles import Roles
 from dtslurm.model.jobs.trials import Trials
+from dtslurm.model.runs.state import StateFlag
 from dtslurm.services.request.request import INTERNAL, JobRequest
 from dtslurm.services.runs.runs import every, find, selector_arguments
 from dtslurm.services.runs.status import views
@@ -160,7 +161,8 @@ def _refuse_active_writers(context: Context, record: JobRecord, task: str | None
         if view.terminal:
             continue
         job = view.record.job_id or view.record.name
-        status = next(status for status in view.statuses if not status.terminal)
+        active = [status for status in view.statuses if not status.terminal]
+        status = next((status for status in active if StateFlag.COMPLETING not in status.flags), active[0])
         if status.unknown:
             reason = view.trouble or status.reason or "there is no evidence"
             raise RequestInvalid(
@@ -173,9 +175,12 @@ def _refuse_active_writers(context: Context, record: JobRecord, task: str | None
                 hint="when you know that the job has ended, submit a new run with --env "
                 f"{CHECKPOINTS}={folder}",
             )
+        is_ending = StateFlag.COMPLETING in status.flags
         raise RequestInvalid(
             [f"{job} is {status.word}, and it writes its checkpoints to {folder}"],
-            hint=f"cancel the job first: dtslurm cancel {selector_arguments(context, view.record)}",
+            hint="wait some seconds until the job has ended, and run the command again"
+            if is_ending
+            else f"cancel the job first: dtslurm cancel {selector_arguments(context, view.record)}",
         )
 
 
