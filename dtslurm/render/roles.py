@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.components import count_gpus_of_node
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.jobs.roles import Roles, RoleSpec, port_variable, quote_with_references
-from dtslurm.model.shell import RawShell
+from dtslurm.model.shell import RawShell, quote
 from dtslurm.render.engine import Engine
 from dtslurm.render.inside import ContainerParts
 from dtslurm.render.text import wrap
@@ -70,7 +71,7 @@ def _task_values(role: RoleSpec) -> dict[str, object]:
     command = tuple(quote_with_references(word) for word in (*options.command, *options.args))
     port_format = json.dumps(dict.fromkeys(role.ports, "%d")).replace('"%d"', "%d")
     return {
-        "environment": options.environment,
+        "environment": options.environment and _quote_with_home(options.environment),
         "role_setup": tuple(RawShell(line) for line in options.setup),
         "role_variables": [
             {"name": RawShell(name), "value": quote_with_references(value or "")}
@@ -82,6 +83,16 @@ def _task_values(role: RoleSpec) -> dict[str, object]:
         "port_format": RawShell(port_format),
         "role_command": RawShell(wrap(command)),
     }
+
+
+def _quote_with_home(path: str) -> str:
+    """Return a path as one word in which the shell of the job expands a leading ``~`` or ``~USER``."""
+    prefix = re.match(r"~[\w.-]*(?=/|$)", path)
+    if prefix is None:
+        return path
+    home = '"$HOME"' if prefix[0] == "~" else prefix[0]
+    folder = path[prefix.end() + 1 :]
+    return RawShell(f"{home}/{quote(folder)}" if folder else home)
 
 
 def roles_plan(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout) -> dict[str, object]:

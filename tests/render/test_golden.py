@@ -256,6 +256,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
                             ready=Readiness(http="/health"),
                             env={"KEY": "it's ${port.weights}"},
                             setup=("module load cuda",),
+                            environment="~/envs/vllm",
                         ),
                         nodes=2,
                         on="",

@@ -18,6 +18,7 @@ from dtslurm.errors import RenderError, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.model.cluster import Variable
 from dtslurm.model.jobs.job import JobSpec
+from dtslurm.model.jobs.roles import RoleOptions, Roles, RoleSpec
 from dtslurm.model.jobs.sbatch import split_option
 from dtslurm.model.shell import RawShell, join
 from dtslurm.render.directives import quoted
@@ -408,3 +409,43 @@ def test_pytorch_asks_for_requests_in_a_folder_of_the_rank(
     script = render_job("a100x8-ib", "torchrun", env=tuple((name, "1") for name in names)).script
     assert ('KINETO_IPC_SOCKET_DIR="$requests"' in script) is has_folder
     assert ('rm -rf "$requests"' in script) is has_folder
+
+
+@pytest.mark.parametrize(
+    ("environment", "activated"),
+    [
+        ("/envs/vllm", "/envs/vllm"),
+        ("envs/my vllm", "envs/my vllm"),
+        ("~/envs/vllm", "{home}/envs/vllm"),
+        ("~/my envs/v~l$m", "{home}/my envs/v~l$m"),
+        ("~", "{home}"),
+        ("~/", "{home}"),
+        ("~root/envs", "/root/envs"),
+        ("~nobody-here/envs", "~nobody-here/envs"),
+        ("~ /envs", "~ /envs"),
+        ("~`touch x`/envs", "~`touch x`/envs"),
+    ],
+)
+def test_the_environment_of_a_role_is_below_the_home_folder_of_the_job(
+    environment: str, activated: str, render_job: Render, tmp_path: Path
+) -> None:
+    """The shell of the job expands ``~``, because the home folder may differ from that of this machine."""
+    role = RoleSpec(
+        name="rollout",
+        options=RoleOptions(command=("serve",), environment=environment),
+        nodes=1,
+        on="",
+        instances=1,
+        ports=(),
+        restart="alone",
+    )
+    script = render_job("a100x8-ib", "srun", roles=Roles(main="trainer", others=(role,))).script
+    (line,) = re.findall(r"^source (.*)/bin/activate \|\| exit$", script, re.MULTILINE)
+    done = subprocess.run(
+        ["bash", "-c", f"printf %s {line}"],
+        env={"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == activated.format(home=tmp_path)
