@@ -449,3 +449,20 @@ def test_the_environment_of_a_role_is_below_the_home_folder_of_the_job(
         check=True,
     )
     assert done.stdout == activated.format(home=tmp_path)
+
+
+def test_only_a_script_without_roles_runs_without_dtslurm(render_job: Render) -> None:
+    sentence = "The script runs without dtslurm."
+    role = RoleSpec(
+        name="judge",
+        options=RoleOptions(command=("serve",)),
+        nodes=1,
+        on="",
+        instances=1,
+        ports=(),
+        restart="alone",
+    )
+    with_roles = render_job("a100x8-ib", "srun", roles=Roles(main="trainer", others=(role,))).script
+    assert "# Rendered by dtslurm" in with_roles
+    assert sentence not in with_roles
+    assert sentence in render_job("a100x8-ib", "srun", max_restarts=2).script
