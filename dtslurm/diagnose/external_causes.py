@@ -54,8 +54,8 @@ def by_scheduler(cause: str, context: FailureContext) -> Verdict:
         limit = f" of {_format_duration(facts.time_limit)}" if facts.time_limit else ""
         summary = f"the time limit{limit} was reached{_describe_stall(context)}"
         advice = (
-            "request more time with --time, or save checkpoints and continue in the next job "
-            "(--signal-before sends an early signal)"
+            "request more time with --time, or save checkpoints (--signal-before sends a signal before the "
+            "limit) and continue after the limit with --total-time DURATION"
         )
         blame = "user"
     elif cause == "preempted":

@@ -8,6 +8,7 @@ import pytest
 
 from dtslurm.worker.evidence import evidence
 from tests.diagnose.failures import START, Left, collective_timeout, diagnose_run, lost_connection
+from tests.diagnose.judge import SIGNATURES
 
 TOLD = Left("step 9", code=143, signal=15, told_to_end=True)
 LIMIT = "slurmstepd: error: *** STEP 17.0 ON n1 CANCELLED AT 2026-11-21T16:30:23 DUE TO TIME LIMIT ***"
@@ -22,6 +23,15 @@ def test_a_time_limit_is_reported_with_its_length(tmp_path: Path, limit: int | N
     assert (result.cause, result.blame, result.rank) == ("time-limit", "user", None)
     assert result.summary == f"the time limit{text} was reached"
     assert [line.text for line in result.evidence] == ["the job's state is TIMEOUT"]
+
+
+def test_the_advice_after_a_time_limit_names_the_option_that_continues_the_run(tmp_path: Path) -> None:
+    advice = [diagnose_run(tmp_path, TOLD, state="TIMEOUT").advice]
+    advice += [item.advice for item in SIGNATURES if item.cause == "time-limit"]
+    assert len(advice) > 1
+    for text in advice:
+        assert "--total-time DURATION" in text
+        assert "--signal-before" in text
 
 
 def test_a_job_that_hung_before_its_time_limit_is_reported_as_hung(tmp_path: Path) -> None:
