@@ -34,6 +34,8 @@ _ADVICE = {
     "can reach the port of the head node",
     "data": "its data loader returns no data: check its worker processes, the file system that they read, "
     "and whether its shard has fewer samples than other shards",
+    "locked": "if no build is running, delete the file lock in the folder of the extension below "
+    "TORCH_EXTENSIONS_DIR or ~/.cache/torch_extensions: a build that was killed leaves this file behind",
     "sleeps": "check this place in the code: find out why only this rank waits here",
     "busy": "an endless loop, a long computation or a GPU that does not respond: check this place in the "
     "code, and this GPU (nvidia-smi, Xid in dmesg on {node})",
@@ -78,6 +80,13 @@ def _judge_by_kinds(looks: Sequence[RankLook]) -> LiveVerdict:
     ]
     if stuck_looks:
         return _judge_stuck(stuck_looks, waiting_looks, other_looks)
+    if by_kind.get("builds"):
+        return _judge_building(by_kind["builds"], by_kind.get("locked", []))
+    if by_kind.get("locked"):
+        other_looks = [look for look in other_looks if kind_of(look) != "locked"]
+        verdict = _judge_locked(by_kind["locked"], waiting_looks, other_looks)
+        may_be_building = bool(by_kind.get("unseen"))
+        return replace(verdict, confidence=min(verdict.confidence, 0.5)) if may_be_building else verdict
     if waiting_looks and other_looks:
         return _judge_awaited(other_looks, waiting_looks)
     if waiting_looks:
@@ -178,6 +187,38 @@ def _judge_stuck(
     if worst_kind == "absent" and any(rendezvous(look) for look in waiting_looks):
         confidence = 0.95
     return _make_verdict("hang", confidence if waiting_looks else confidence - 0.2, suspects, summary)
+
+
+def _judge_building(building_looks: Sequence[RankLook], locked_looks: Sequence[RankLook]) -> LiveVerdict:
+    """Judge a job of which a rank builds a C++ extension: the others wait for it, however long that takes."""
+    verb = "is" if len(building_looks) == 1 else "are"
+    summary = f"{_name_ranks(building_looks)} {verb} {words(building_looks[0], 'builds')}"
+    if locked_looks:
+        plural = "s" if len(locked_looks) == 1 else ""
+        summary += f"; {_name_ranks(locked_looks)} wait{plural} for the lock of this build"
+    return _make_verdict("none", 0.7, [], summary)
+
+
+def _judge_locked(
+    locked_looks: Sequence[RankLook], waiting_looks: Sequence[RankLook], other_looks: Sequence[RankLook]
+) -> LiveVerdict:
+    """Judge a job with ranks that wait until another build of a C++ extension ends, which no rank does.
+
+    The build may run in another job, or it was killed and has left its lock behind.
+    """
+    plural = "s" if len(locked_looks) == 1 else ""
+    subject = _name_ranks(locked_looks)
+    if not waiting_looks and not other_looks and len(locked_looks) > 1:
+        subject = f"all {subject}"
+    location = words(locked_looks[0], "locked").removeprefix("waiting ")
+    summary = f"{subject} wait{plural} {location}"
+    if waiting_looks:
+        plural = "s" if len(waiting_looks) == 1 else ""
+        summary += f"; {_name_ranks(waiting_looks)} wait{plural} {_waiting_place(waiting_looks)}"
+    elif _find_progressing(other_looks, _wrote_recently(other_looks)):
+        return _make_verdict("none", 0.6, [], f"the other ranks continue, although {summary}")
+    is_recent = _wrote_recently([*locked_looks, *waiting_looks, *other_looks], LONG_S)
+    return _make_verdict("hang", 0.5 if is_recent else 0.8, locked_looks, summary)
 
 
 def _judge_awaited(other_looks: Sequence[RankLook], waiting_looks: Sequence[RankLook]) -> LiveVerdict:

@@ -23,6 +23,8 @@ _RENDEZVOUS = re.compile(r"rendezvous|TCPStore|_store_based_barrier|init_process
 _DATA_LOADING = re.compile(
     r"torch/utils/data/|tensorflow/python/data/|webdataset|/datasets/|grain/|nvidia/dali|/ffcv/"
 )
+_EXTENSION_LOCK = re.compile(r"torch/utils/file_baton\.py$")  # its only function that takes time waits
+_EXTENSION_BUILD = re.compile(r"^(?:_run_ninja_build|_write_ninja_file_and_build_library)$")
 _SYNCHRONIZE = re.compile(r"torch/cuda/(?:streams|__init__)|torch/(?:accelerator|xpu|hip)/")
 _INNERMOST_FRAMES = 8  # the innermost frames, which show what a rank waits for
 
@@ -53,6 +55,11 @@ def _kind_by_frames(look: RankLook) -> str:
         len(inner_frames),
     )
     library_frames = inner_frames[:own_index]
+    # Before collectives: DeepSpeed builds its extensions while it creates the process group.
+    if any(_EXTENSION_LOCK.search(frame.file) for frame in library_frames):
+        return "locked"
+    if any(is_extension_build(frame) for frame in library_frames):
+        return "builds"
     if any(is_collective(frame) for frame in library_frames) and not look.moved:
         return "waits"
     if any(_SYNCHRONIZE.search(frame.file) and "synchronize" in frame.function for frame in library_frames):
@@ -96,6 +103,13 @@ def is_collective(frame: StackFrame) -> bool:
     return bool(_COLLECTIVE.search(frame.file))
 
 
+def is_extension_build(frame: StackFrame) -> bool:
+    """Return whether a frame is of PyTorch's build of a C++ extension."""
+    return frame.file.endswith("torch/utils/cpp_extension.py") and bool(
+        _EXTENSION_BUILD.search(frame.function)
+    )
+
+
 def is_data_loading(frame: StackFrame) -> bool:
     """Return whether a frame is of a library that loads data."""
     return not is_own(frame) and bool(_DATA_LOADING.search(frame.file))
@@ -119,6 +133,8 @@ def format_frame(frame: StackFrame) -> str:
 _VERBS = {
     "waits": "in",
     "data": "waiting for its data, in",
+    "locked": "waiting for the lock of another build of a C++ extension, in",
+    "builds": "building a C++ extension in",
     "stopped": "stopped (by a signal or a debugger) in",
     "blocked": "waiting for a device or file system in",
     "computes": "computing in",

@@ -230,6 +230,83 @@ def test_a_failed_rank_is_named_while_other_ranks_are_still_running() -> None:
     assert "dtslurm diagnose without --live" in verdict.advice
 
 
+EXTENSION = SITE + "torch/utils/cpp_extension.py"
+JIT_COMPILE = StackFrame("_jit_compile", EXTENSION, 2400)
+LOAD = StackFrame("load", EXTENSION, 1818)
+LOCKED = stack_frames(StackFrame("wait", SITE + "torch/utils/file_baton.py", 50), JIT_COMPILE, LOAD)
+# DeepSpeed builds an operator while it creates its process group.
+LOCKED_IN_DEEPSPEED = stack_frames(
+    StackFrame("FileBaton.wait", SITE + "torch/utils/file_baton.py", 50),
+    JIT_COMPILE,
+    LOAD,
+    StackFrame("jit_load", SITE + "deepspeed/ops/op_builder/builder.py", 557),
+    StackFrame("build_shm_op", SITE + "deepspeed/comm/torch.py", 20),
+    StackFrame("init_distributed", SITE + "deepspeed/comm/comm.py", 803),
+)
+BUILDS = stack_frames(
+    StackFrame("_communicate", "/usr/lib/python3.11/subprocess.py", 2099),
+    StackFrame("run", "/usr/lib/python3.11/subprocess.py", 550),
+    StackFrame("_run_ninja_build", EXTENSION, 2870),
+    StackFrame("_write_ninja_file_and_build_library", EXTENSION, 2500),
+    JIT_COMPILE,
+    LOAD,
+)
+
+
+@pytest.mark.parametrize("frames", [LOCKED, LOCKED_IN_DEEPSPEED])
+@pytest.mark.parametrize("silent_s", [None, 20.0, 600.0])
+def test_a_wait_for_the_lock_of_an_extension_is_no_collective(
+    frames: tuple[StackFrame, ...], silent_s: float | None
+) -> None:
+    verdict = judge([rank_look(number, frames, silent_s=silent_s) for number in range(4)], 4)
+    assert (verdict.cause, verdict.rank, verdict.suspects) == ("hang", None, "0-3")
+    assert (verdict.confidence < 0.7) == (silent_s == 20.0), "a build may just have started"
+    assert "wait for the lock of another build of a C++ extension" in verdict.summary
+    assert "network" not in verdict.summary
+    assert "delete the file lock" in verdict.advice
+    assert "TORCH_EXTENSIONS_DIR" in verdict.advice
+    [place] = verdict.places
+    assert place.kind == "locked"
+    assert "wait (torch/utils/file_baton.py:50)" in place.what
+
+
+def test_a_rank_that_waits_for_the_lock_of_an_extension_blocks_the_others() -> None:
+    looks = [rank_look(number, COLLECTIVES["barrier"]) for number in range(8)]
+    looks[3] = rank_look(3, LOCKED_IN_DEEPSPEED)
+    verdict = judge(looks, 8)
+    assert (verdict.cause, verdict.rank, verdict.suspects) == ("hang", 3, "3")
+    assert verdict.summary.startswith("rank 3 waits for the lock of another build of a C++ extension")
+    assert "7 ranks (0-2,4-7) wait in barrier" in verdict.summary
+
+
+def test_an_unseen_rank_may_hold_the_lock_of_an_extension() -> None:
+    looks = [rank_look(number, LOCKED) for number in range(4)]
+    looks[0] = rank_look(0, by="", state="", moved=None)
+    verdict = judge(looks, 4)
+    assert (verdict.cause, verdict.suspects) == ("hang", "1-3")
+    assert verdict.confidence < 0.7
+
+
+@pytest.mark.parametrize("others", [LOCKED, COLLECTIVES["barrier"], SLEEPS])
+def test_a_rank_that_builds_an_extension_is_not_a_hang(others: tuple[StackFrame, ...]) -> None:
+    looks = [rank_look(number, others) for number in range(4)]
+    looks[0] = rank_look(0, BUILDS)
+    verdict = judge(looks, 4)
+    assert (verdict.cause, verdict.rank) == ("none", None)
+    assert "rank 0 is building a C++ extension" in verdict.summary
+
+
+def test_a_stopped_rank_is_named_although_another_rank_builds_an_extension() -> None:
+    looks = [rank_look(0, BUILDS), rank_look(1, LOCKED), rank_look(2, LOCKED), rank_look(3, state="T")]
+    assert (judge(looks, 4).cause, judge(looks, 4).rank) == ("hang", 3)
+
+
+def test_ranks_that_compute_are_not_delayed_by_the_lock_of_an_extension() -> None:
+    looks = [rank_look(n, COMPUTES[0], cpu=1.0, state="R", moved=True, silent_s=1.0) for n in range(4)]
+    looks[2] = rank_look(2, LOCKED)
+    assert judge(looks, 4).cause == "none"
+
+
 def test_ranks_that_were_not_examined_give_an_unknown_cause() -> None:
     looks = [rank_look(number, by="", state="", moved=None) for number in range(8)]
     verdict = judge(looks, 8)

@@ -54,9 +54,10 @@ class StackGroup:
     """Ranks that are in the same place.
 
     Attributes:
-        kind: ``waits`` (for other ranks), ``data`` (for its data loader), ``stopped``, ``blocked`` (by a
-            device or file system), ``gone``, ``ended``, ``absent`` (never started), ``computes``, ``busy``
-            (in one place: computing, or waiting for its GPU), ``sleeps``, or ``unseen``.
+        kind: ``waits`` (for other ranks), ``data`` (for its data loader), ``locked`` (waits for another build
+            of a C++ extension), ``builds`` (a C++ extension), ``stopped``, ``blocked`` (by a device or file
+            system), ``gone``, ``ended``, ``absent`` (never started), ``computes``, ``busy`` (in one place:
+            computing, or waiting for its GPU), ``sleeps``, or ``unseen``.
         what: the place in words.
         ranks: folded, as ``0-6,8``; ``count`` is their number.
         frames: the stack of one of the ranks, innermost frame first.
