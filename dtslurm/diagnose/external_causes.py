@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dtslurm.diagnose.failure_context import CERTAIN, FailureContext, verdict_of
-from dtslurm.diagnose.findings import node_of
-from dtslurm.diagnose.reasons import RankEnd, Reason, signal_of
-from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
+from dtslurm.diagnose.findings import Findings, node_of
+from dtslurm.diagnose.reasons import TERMINATION_SIGNALS, RankEnd, Reason, signal_of
+from dtslurm.model.runs.diagnosis import EvidenceLine, JobFacts, Verdict
 
 _CAUSE_BY_STATE = {
     "TIMEOUT": "time-limit",
@@ -20,6 +20,7 @@ _CAUSE_BY_STATE = {
     "OUT_OF_MEMORY": "host-out-of-memory",
 }
 _NO_OUTPUT_FILE_SIGNAL = 53  # the signal that Slurm reports if it cannot open the output file
+_SURE = 0.7  # a verdict of a lower confidence is a guess
 FROM_OUTSIDE = ("time-limit", "preempted", "cancelled")
 
 
@@ -29,6 +30,8 @@ def find_external_cause(context: FailureContext) -> str | None:
         return _CAUSE_BY_STATE[context.facts.state]
     if context.facts.state == "COMPLETED":
         return None
+    if context.facts.preempted_at is not None:
+        return "preempted"
     end_reasons = [
         reason
         for reason in _launcher_and_slurm_reasons(context)
@@ -40,6 +43,19 @@ def find_external_cause(context: FailureContext) -> str | None:
     if cancel_events and not context.of_kind("cause"):
         return "cancelled"
     return None
+
+
+def may_be_preempted(verdict: Verdict, facts: JobFacts, findings: Findings) -> bool:
+    """Return whether a signal from outside may have ended a job whose state does not show a preemption.
+
+    If ranks end by themselves in the grace time of a preemption, Slurm before 24.05 ends the job as FAILED.
+    """
+    if facts.state != "FAILED" or facts.preempted_at is not None:
+        return False
+    is_guess = verdict.confidence < _SURE
+    return verdict.cause == "killed" or (
+        is_guess and any(signal_of(rank) in TERMINATION_SIGNALS for rank in findings.ranks)
+    )
 
 
 def by_scheduler(cause: str, context: FailureContext) -> Verdict:
@@ -60,9 +76,11 @@ def by_scheduler(cause: str, context: FailureContext) -> Verdict:
         blame = "user"
     elif cause == "preempted":
         summary, blame = "the job was preempted by a job of higher priority", "site"
+        # If the ranks end by themselves in the grace time, Slurm before 24.05 ends the job as FAILED.
+        requeued_by = "--max-restarts" if facts.state == "FAILED" else "--max-restarts or --requeue"
         advice = (
-            "dtslurm resubmit JOB --from-checkpoint continues from the last checkpoint; Slurm requeues a run "
-            "that was submitted with --max-restarts or --requeue; or use a QOS that is not preempted"
+            "dtslurm resubmit JOB --from-checkpoint continues from the last checkpoint; a run that was "
+            f"submitted with {requeued_by} is requeued; or use a QOS that is not preempted"
         )
     else:
         canceller = facts.cancelled_by or ("dtslurm cancel" if _was_cancelled(context) else "")
@@ -151,6 +169,8 @@ def state_line(context: FailureContext) -> tuple[EvidenceLine, ...]:
     """Return the job's state and reason as a line of evidence."""
     reason = f", reason {context.facts.reason}" if context.facts.reason not in ("", "None") else ""
     text = f"the job's state is {context.facts.state}{reason}"
+    if context.facts.preempted_at is not None:
+        text += ", and scontrol show job shows its PreemptTime"
     return (EvidenceLine(rank=None, file="", line=None, text=text),)
 
 

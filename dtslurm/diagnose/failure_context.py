@@ -43,7 +43,7 @@ class FailureContext:
             for event in self.findings.events
             if event.get("event") in ("signalled", "cancel")
         ]
-        times = map(finite_number, (self.facts.end, *request_times))
+        times = map(finite_number, (self.facts.end, self.facts.preempted_at, *request_times))
         start = self.facts.start or 0
         return min((time for time in times if time is not None and time >= start), default=None)
 

@@ -24,7 +24,7 @@ _SIGNALS = {
     1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
     10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 15: "SIGTERM", 24: "SIGXCPU", 31: "SIGSYS",
 }  # fmt: skip
-_TERMINATION_SIGNALS = {1, 2, 10, 12, 15}
+TERMINATION_SIGNALS = {1, 2, 10, 12, 15}
 # Causes known only from Python exceptions, which a program may have caught and logged before it continued.
 EXCEPTION_CAUSES = {"python-exception", "import-error", "nan-loss"}
 _PYTHON_ERRORS = {"python-exception", "import-error"}
@@ -99,13 +99,13 @@ class Classifier:
             return RankEnd(rank, kind, peer_reason)
         ended_reason = self._find_ended_reason(rank.log)
         was_signalled_directly = (
-            rank.signal in _TERMINATION_SIGNALS
+            rank.signal in TERMINATION_SIGNALS
             and not rank.told_to_end
             and not _failed_before(rank, first_exit)
         )
         if was_signalled_directly and (ended_reason is None or ended_reason.strength < _SLURM_MESSAGE):
             return RankEnd(rank, "weak", _reason_from_external_signal(rank))
-        if rank.signal in _TERMINATION_SIGNALS or ended_reason is not None:
+        if rank.signal in TERMINATION_SIGNALS or ended_reason is not None:
             return RankEnd(rank, "ended", ended_reason)
         if rank.exit_code is None:
             return RankEnd(rank, "silent")
@@ -429,7 +429,7 @@ def signal_of(rank: Rank) -> int | None:
 
 def _reasons_from_signal(rank: Rank) -> Iterator[Reason]:
     signal = signal_of(rank)
-    if signal is None or signal in _TERMINATION_SIGNALS:
+    if signal is None or signal in TERMINATION_SIGNALS:
         return
     name = _SIGNALS.get(signal, f"signal {signal}")
     if signal == 11:

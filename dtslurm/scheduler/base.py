@@ -175,6 +175,19 @@ class AllocationReader(Protocol):
 
 
 @runtime_checkable
+class JobRecordReader(Protocol):
+    """A scheduler that reports more about a job than the queue and accounting do."""
+
+    def read_job_record(self, job_id: str) -> JobStatus | None:
+        """Return the controller's record of a job, None if the controller has none.
+
+        Raises:
+            SlurmUnavailable: the scheduler did not answer.
+        """
+        ...
+
+
+@runtime_checkable
 class QueueLister(Protocol):
     """A scheduler that can list the queued jobs that dtslurm submitted, which it finds by their comments."""
 

@@ -346,6 +346,10 @@ class SlurmScheduler:
             version=config.get("SLURM_VERSION", ""),
         )
 
+    def read_job_record(self, job_id: str) -> JobStatus | None:
+        """Return scontrol's record of a job, in 1 request; see `JobRecordReader.read_job_record`."""
+        return next(iter(self._slurm.fetch_job_records([job_id])), None)
+
     def runs(self, job_id: str) -> list[JobStatus]:
         """Return all accounting records of a job; see `SharedScheduler.runs`."""
         return self._slurm.accounted([job_id]) if is_valid_job_id(job_id) else []
@@ -455,6 +459,7 @@ class SlurmScheduler:
                     exit_code=end.exit_code,
                     signal=end.signal,
                     restarts=end.restarts,
+                    preempted_at=end.preempted_at,
                     nodelist=end.nodelist or job.nodelist,
                     source=end.source,
                 )

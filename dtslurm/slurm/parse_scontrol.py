@@ -64,6 +64,7 @@ def _parse_job(record: str, observed_at: float) -> JobStatus:
         "submit_time": fields.epoch(_get_value(fields_text, "SubmitTime")),
         "start_time": fields.epoch(_get_value(fields_text, "StartTime")),
         "end_time": fields.epoch(_get_value(fields_text, "EndTime")),
+        "preempted_at": fields.epoch(_get_value(fields_text, "PreemptTime")),
         "nodes": fields.count(_get_value(fields_text, "NumNodes")),
         "restarts": fields.count(_get_value(fields_text, "Restarts")),
         "partition": _get_value(fields_text, "Partition"),

@@ -62,6 +62,27 @@ def test_a_preemption_is_reported(tmp_path: Path) -> None:
     assert result.time == START + 700
 
 
+@pytest.mark.parametrize("told_to_end", [True, False])
+def test_a_preemption_that_slurm_ended_as_failed_is_reported(tmp_path: Path, told_to_end: bool) -> None:
+    ranks = [Left("step 9", code=143, signal=15, told_to_end=told_to_end)] * 2
+    result = diagnose_run(tmp_path, *ranks, preempted_at=START + 595)
+    assert (result.cause, result.blame, result.rank) == ("preempted", "site", None)
+    assert result.evidence[0].text == "the job's state is FAILED, and scontrol show job shows its PreemptTime"
+    assert "--max-restarts is requeued" in result.advice
+
+
+def test_a_failure_before_a_preemption_is_the_cause(tmp_path: Path) -> None:
+    stack = 'Traceback (most recent call last):\n  File "/home/me/t.py", line 3, in f\n    g()\n'
+    failed = Left(stack + "ValueError: no such shard", code=1, ended=100)
+    early = diagnose_run(tmp_path / "a", failed, TOLD, preempted_at=START + 595)
+    assert (early.cause, early.rank) == ("python-exception", 0)
+    in_grace = Left(stack + "ValueError: no such shard", code=1, ended=599)
+    assert diagnose_run(tmp_path / "b", in_grace, TOLD, preempted_at=START + 595).cause == "preempted"
+    assert diagnose_run(tmp_path / "c", TOLD, state="TIMEOUT", preempted_at=START + 595).cause == "time-limit"
+    completed = diagnose_run(tmp_path / "d", Left(code=0), state="COMPLETED", preempted_at=START + 595)
+    assert completed.cause == "none"
+
+
 @pytest.mark.parametrize(
     ("by", "is_recorded", "who"),
     [("alice", False, " by alice"), ("", True, " by dtslurm cancel"), ("", False, "")],

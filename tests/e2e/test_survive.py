@@ -99,6 +99,28 @@ def test_f25_f27_preempted_example_saves_in_the_grace_time_and_continues(
 
 
 @pytest.mark.slurm
+@pytest.mark.parametrize("words", [("-l", "srun"), ("-l", "torchrun", "--ntasks-per-node", "2")])
+def test_a_preemption_without_a_supervisor_is_diagnosed(
+    preempting: tuple[Cli, SlurmLab], words: tuple[str, ...]
+) -> None:
+    cli, lab = preempting
+    script = cli.script("""
+        import time
+        for step in range(600):
+            print("step", step, "loss", 1 / (step + 1), flush=True)
+            time.sleep(1)
+    """)
+    job = cli.submit("-p", "main", "-t", "20", "--python", sys.executable, *words, script)
+    log = cli.run_dir(job).logs(0) / "rank-0.log"
+    cli.wait_until(lambda: log.exists() and "step 3" in log.read_text(), limit=120)
+    lab.run(["sbatch", "-p", "urgent", "--exclusive", "-t", "1", "--wrap", "sleep 1"])
+    cli.wait_for_end(job, limit=240)
+    verdict = json.loads(cli("diagnose", "--json", job).stdout)["verdict"]
+    assert (verdict["cause"], verdict["blame"]) == ("preempted", "site")
+    assert verdict["confidence"] > 0.9
+
+
+@pytest.mark.slurm
 def test_each_task_of_a_preempted_array_completes_once(preempting: tuple[Cli, SlurmLab]) -> None:
     """The environment variable ``ARRAY_TASKS`` sets the size of the array.
 

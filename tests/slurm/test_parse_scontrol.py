@@ -46,6 +46,13 @@ def test_every_field_of_the_one_line_form_is_parsed() -> None:
     assert jobs["19+1"].raw_id == "20"
 
 
+@pytest.mark.parametrize(("value", "preempted_at"), [("1795269430", 1795269430), ("None", None), ("", None)])
+def test_the_time_of_a_preemption_is_parsed(value: str, preempted_at: int | None) -> None:
+    output = "JobId=7 JobName=train UserId=root(0) JobState=FAILED PreemptEligibleTime=1795269424 "
+    [job] = show.jobs(f"{output}PreemptTime={value} SuspendTime=None\n").jobs
+    assert job.preempted_at == preempted_at
+
+
 def test_jobs_of_other_users_are_ignored() -> None:
     assert show.jobs(recorded.read("22.05.8", "jobs.txt"), uid=1000).jobs == []
 

@@ -96,6 +96,8 @@ class JobFacts:
         over: whether the job has ended in that state.
         exit_code, signal: of the batch script.
         start, end: seconds since the epoch on the controller's clock.
+        preempted_at: when Slurm began to end the job for a job of higher priority, as ``start``; None if
+            Slurm did not or if that is unknown.
         time_limit: seconds.
         cancelled_by: the name of a user, or ``uid 1000``, if known.
         world_size: the expected number of ranks.
@@ -114,6 +116,7 @@ class JobFacts:
     signal: int | None = None
     start: int | None = None
     end: int | None = None
+    preempted_at: int | None = None
     time_limit: int | None = None
     cancelled_by: str = ""
     nodelist: str = ""

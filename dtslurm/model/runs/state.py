@@ -118,6 +118,8 @@ class JobStatus:
         exit_code: the batch script's own exit code, None while unknown.
         signal: the signal that ended the batch script, None if none did.
         submit_time, start_time, end_time: seconds since the epoch, None if unknown.
+        preempted_at: when Slurm began to end the job for a job of higher priority, in seconds since the
+            epoch; None if Slurm did not, or if scontrol was not queried.
         estimated_start: the scheduler's estimate for a pending job, seconds since the epoch.
         time_left: seconds until the time limit, None if unknown or unlimited.
         time_limit: the time limit of a running job in seconds, None if unknown or unlimited. The site may
@@ -144,6 +146,7 @@ class JobStatus:
     submit_time: int | None = None
     start_time: int | None = None
     end_time: int | None = None
+    preempted_at: int | None = None
     estimated_start: int | None = None
     time_left: int | None = None
     time_limit: int | None = None

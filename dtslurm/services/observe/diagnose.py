@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pwd
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from dtslurm.config import signatures as known
 from dtslurm.diagnose import findings
+from dtslurm.diagnose.external_causes import may_be_preempted
 from dtslurm.diagnose.verdict import judge
-from dtslurm.errors import RequestInvalid, StoreError
+from dtslurm.errors import DtslurmError, RequestInvalid, StoreError
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.diagnosis import JobFacts, Signature, Verdict
@@ -17,6 +19,7 @@ from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.presentation.node_sets import fold_nodes
 from dtslurm.remote.answers import interpret
+from dtslurm.scheduler.base import JobRecordReader
 from dtslurm.services.observe.activity import add_activity
 from dtslurm.services.preflight.bad_nodes import store_run_notes
 from dtslurm.services.request.ignored_files import explain_missing_file
@@ -87,7 +90,13 @@ def diagnose(
         host = find_worker_host(context, record)
         run_dir = remote_dir / folder.path.relative_to(view.run.path)
         evidence = gather(host, run_dir, attempt_number, batch, signatures, record.world_size)
-    verdict = explain_missing_file(record, judge(facts, evidence, signatures))
+    verdict = judge(facts, evidence, signatures)
+    if may_be_preempted(verdict, facts, evidence):
+        preempted_at = _query_preemption(context, record, status)
+        if preempted_at is not None:
+            facts = replace(facts, preempted_at=preempted_at)
+            verdict = judge(facts, evidence, signatures)
+    verdict = explain_missing_file(record, verdict)
     store_run_notes(context, view.record, verdict)
     return Diagnosis(
         record=view.record,
@@ -100,6 +109,29 @@ def diagnose(
         activity=view.activities.get(status.job_id) if facts.stall else None,
         script_changed=is_changed(submitted_hash(record), folder, facts.attempt),
     )
+
+
+def _query_preemption(context: Context, record: JobRecord, status: JobStatus) -> int | None:
+    """Return when Slurm preempted an ended job, in one request; None if it did not or has forgotten the job.
+
+    Neither squeue nor accounting shows that time. Slurm reuses job ids: a time outside of the job belongs to
+    another job.
+    """
+    scheduler = context.cluster_of(record).scheduler
+    if status.source == "scontrol" or not isinstance(scheduler, JobRecordReader):
+        return None
+    try:
+        job_record = scheduler.read_job_record(status.raw_id or status.whole_id)
+    except DtslurmError:
+        return None
+    return _preemption_during(status, job_record.preempted_at if job_record is not None else None)
+
+
+def _preemption_during(status: JobStatus, time: int | None) -> int | None:
+    """Return a time of preemption, None if it is unknown or outside of the last start of the job."""
+    start, end = status.start_time, status.end_time
+    is_outside = time is None or (start is not None and time < start) or (end is not None and time > end)
+    return None if is_outside else time
 
 
 def _path_on_cluster(view: RunView, path: Path) -> str:
@@ -178,6 +210,7 @@ def _collect_facts(
         signal=status.signal,
         start=status.start_time,
         end=status.end_time,
+        preempted_at=_preemption_during(status, status.preempted_at),
         time_limit=view.record.time_limit,
         cancelled_by=_canceller(status.raw_state),
         nodelist=fold_nodes(status.nodelist),
