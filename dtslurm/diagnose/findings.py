@@ -11,10 +11,13 @@ from dataclasses import field
 from statistics import median
 from typing import Any
 
+from dtslurm.model.runs.live import RankLook, StackFrame
 from dtslurm.model.values import dataclass
 from dtslurm.worker.lib.json_records import finite_number, whole_number
 
 _LOG_NAME = re.compile(r"(rank|node)-(\d+)\.log")
+_MAX_FRAMES = 100
+_MAX_NAME_CHARS = 200
 _ROUNDING_S = 1.5  # times in records are whole seconds
 _PLAUSIBLE_SKEW_S = 60.0  # a larger gap means that the file was copied or touched later
 
@@ -143,6 +146,7 @@ class Findings:
         ranks: the ranks in order, from 0.
         job_logs: the logs of each node's launcher and of the batch script.
         first: (rank, exit code) of the rank whose end was recorded first.
+        stacks: the rank that hung, as it was when the supervisor found the hang.
         exact: whether all times in ``Rank.ended`` are by the same clock.
         free: free bytes on the file system of the run directory, None if unknown.
     """
@@ -154,6 +158,7 @@ class Findings:
     dumps: tuple[Dump, ...]
     exact: bool
     free: int | None = None
+    stacks: tuple[RankLook, ...] = ()
 
 
 def read(document: Mapping[str, Any], names: list[str], world_size: int) -> Findings:
@@ -192,6 +197,30 @@ def read(document: Mapping[str, Any], names: list[str], world_size: int) -> Find
         ),
         exact=has_one_clock,
         free=whole_number(document.get("free")),
+        stacks=tuple(_parse_stack(item) for item in _only_dicts(document.get("stacks"))),
+    )
+
+
+def _parse_stack(item: Mapping[str, Any]) -> RankLook:
+    frames = [
+        StackFrame(
+            str(frame.get("function"))[:_MAX_NAME_CHARS],
+            str(frame.get("file"))[-_MAX_NAME_CHARS:],
+            whole_number(frame.get("line")) or 0,
+        )
+        for frame in _only_dicts(item.get("frames"))[:_MAX_FRAMES]
+    ]
+    moved = item.get("moved")
+    return RankLook(
+        rank=whole_number(item.get("rank")) or 0,
+        host=str(item.get("node") or ""),
+        pid=whole_number(item.get("pid")),
+        state=str(item.get("state") or "")[:1],
+        cpu=finite_number(item.get("cpu")) or 0.0,
+        moved=moved if isinstance(moved, bool) else None,
+        waits=str(item.get("waits") or "")[:_MAX_NAME_CHARS],
+        frames=tuple(frames),
+        by=str(item.get("by") or ""),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dtslurm.diagnose.failure_context import FailureContext
+from dtslurm.diagnose.places import format_frame, kind_of, words
 from dtslurm.diagnose.supervisor_events import (
     ROLE_FAILURE,
     describe_role_failure,
@@ -14,6 +15,7 @@ from dtslurm.diagnose.supervisor_events import (
 )
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.diagnosis import EvidenceLine, JobFacts, Verdict
+from dtslurm.model.runs.live import RankLook
 from dtslurm.worker.lib.json_records import finite_number, whole_number
 
 # Causes that the supervisor observes while they happen; the ranks' records only show that they were ended.
@@ -30,6 +32,12 @@ _ADVICE = {
         "use --total-time DURATION to continue after the time limit, or request more time with --time"
     ),
 }
+
+_STACK_ADVICE = (
+    "check this place in the code: find out why only this rank waited here; the complete stack is in "
+    "ranks/{attempt}/stacks/{node}.txt of the run directory"
+)
+_SHOWN_FRAMES = 4
 
 _ROLE_BLAME = {
     "bad-arguments": "user",
@@ -84,6 +92,14 @@ def _verdict_from_event(event: Mapping[str, Any], context: FailureContext) -> Ve
         context.findings.ranks[rank] if rank is not None and 0 <= rank < len(context.ends) else None
     )
     lines = [EvidenceLine(rank=None, file="events.jsonl", line=None, text=f"{cause}: {summary}")]
+    advice = _ADVICE.get(cause, "")
+    look = _find_saved_stack(rank, context) if cause == "hang" and rank_evidence is not None else None
+    if look is not None:
+        summary = f"{summary}; rank {look.rank} was {words(look, kind_of(look))}"
+        frames = ", ".join(format_frame(frame) for frame in look.frames[:_SHOWN_FRAMES])
+        text = f"rank {look.rank}, innermost frame first: {frames}"
+        lines.append(EvidenceLine(rank=rank, file=f"stacks/{look.host}.txt", line=None, text=text))
+        advice = _STACK_ADVICE.format(attempt=context.facts.attempt, node=look.host)
     if rank_evidence is not None:
         lines += [
             EvidenceLine(rank=rank, file=rank_evidence.log.file, line=None, text=text)
@@ -99,8 +115,14 @@ def _verdict_from_event(event: Mapping[str, Any], context: FailureContext) -> Ve
         confidence=0.85 if rank_evidence or cause not in _OBSERVED_CAUSES or node else 0.75,
         blame=str(event.get("blame") or "unknown"),
         evidence=tuple(lines),
-        advice=_ADVICE.get(cause, ""),
+        advice=advice,
     )
+
+
+def _find_saved_stack(rank: int | None, context: FailureContext) -> RankLook | None:
+    """Return the rank with its Python stack at the time of the hang, None if there is none."""
+    return next((look for look in context.findings.stacks if look.rank == rank and look.frames
+                 and look.by in ("py-spy", "signal")), None)  # fmt: skip
 
 
 def judge_checkpointed_ranks(context: FailureContext) -> Verdict | None:

@@ -64,6 +64,7 @@ def diagnose_run(
     launchers: Sequence[str] = (),
     events: Sequence[Mapping[str, Any]] = (),
     dumps: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
+    stacks: Mapping[str, str] | None = None,
     **facts: Any,
 ) -> Verdict:
     """Return the diagnosis of a run with these ranks and files; all node clocks are right."""
@@ -86,6 +87,9 @@ def diagnose_run(
         (records / "first-failure").write_text(f"{first[0]} {first[1]}\n")
     for rank, entries in (dumps or {}).items():
         (records / f"flight_{rank}").write_text(json.dumps({"version": "2.9", "entries": entries}))
+    for name, text in (stacks or {}).items():
+        (records / "stacks").mkdir(exist_ok=True)
+        (records / "stacks" / name).write_text(text)
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     if batch is not None:
         (folder / "logs" / "batch.log").write_text(batch + "\n" if batch else "")

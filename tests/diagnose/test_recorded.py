@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,73 @@ def test_a_hang_recorded_by_the_supervisor_is_the_cause(
     assert (result.cause, result.rank, result.node) == ("hang", 1, "n1")
     assert result.summary == HANG["summary"]
     assert result.evidence[0].text == "hang: all ranks wrote nothing for 18 s"
+
+
+def stack_file(*frames: tuple[str, str, int], **process: Any) -> dict[str, str]:
+    """Return the file in which a node's agent kept the stacks of its ranks when the hang was found."""
+    named_frames = [{"function": name, "file": file, "line": line} for name, file, line in frames]
+    thread = {"tid": 7, "name": "python", "state": "S", "waits": "nanosleep (hrtimer_nanosleep)"}
+    look = {"pid": 7, "state": "S", "cpu": 0.0, "moved": False, "by": "py-spy", "why": [], **process}
+    thread["state"] = look["state"]
+    look |= {"threads": [{**thread, "frames": named_frames}, {**thread, "tid": 8, "frames": []}]}
+    return {"n1.json": json.dumps({"node": "n1", "number": 1, "ranks": {"0": {}, "1": look}})}
+
+
+READ_BATCH = ("read_batch", "/home/me/run/stuck.py", 11)
+TRAIN = ("<module>", "/home/me/run/stuck.py", 30)
+C10D = "torch/distributed/distributed_c10d.py"
+ALL_REDUCE = ("all_reduce", f"/v/lib/python3.11/site-packages/{C10D}", 3252)
+
+
+@pytest.mark.parametrize(
+    ("stacks", "place"),
+    [
+        (stack_file(READ_BATCH, TRAIN), "sleeping in read_batch (run/stuck.py:11)"),
+        (
+            stack_file(ALL_REDUCE, READ_BATCH),
+            f"in all_reduce ({C10D}:3252), called by read_batch (run/stuck.py:11)",
+        ),
+        (
+            stack_file(READ_BATCH, state="T"),
+            "stopped (by a signal or a debugger) in read_batch (run/stuck.py:11)",
+        ),
+    ],
+)
+def test_the_saved_stack_of_the_rank_that_hung_is_reported(
+    tmp_path: Path, stacks: dict[str, str], place: str
+) -> None:
+    ranks = [Left("step 9", code=137, signal=9)] * 2
+    result = diagnose_run(tmp_path, *ranks, events=[HANG], stacks=stacks)
+    assert (result.cause, result.rank, result.node) == ("hang", 1, "n1")
+    assert result.summary == f"{HANG['summary']}; rank 1 was {place}"
+    [line] = [line for line in result.evidence if line.file == "stacks/n1.txt"]
+    assert (line.rank, line.line) == (1, None)
+    assert "read_batch (run/stuck.py:11)" in line.text
+    assert result.advice.endswith("the complete stack is in ranks/0/stacks/n1.txt of the run directory")
+
+
+@pytest.mark.parametrize(
+    ("event", "stacks"),
+    [
+        (HANG, None),
+        (HANG, stack_file()),
+        (HANG, stack_file(READ_BATCH, by="none", state="")),
+        (HANG, {"n1.json": "{"}),
+        (HANG, {"n1.json": json.dumps({"ranks": {"1": {"threads": [{"frames": [None, {"line": "x"}]}]}}})}),
+        (HANG, {"n1.json": json.dumps({"ranks": {"1": {"threads": {}}}})}),
+        ({**HANG, "node": "../stacks/n1"}, stack_file(READ_BATCH)),
+        ({**HANG, "node": None}, stack_file(READ_BATCH)),
+        ({**HANG, "rank": None}, stack_file(READ_BATCH)),
+        ({**HANG, "rank": "1"}, stack_file(READ_BATCH)),
+    ],
+)
+def test_a_hang_without_a_usable_stack_is_reported_as_recorded(
+    tmp_path: Path, event: dict[str, Any], stacks: dict[str, str] | None
+) -> None:
+    ranks = [Left("step 9", code=137, signal=9)] * 2
+    result = diagnose_run(tmp_path, *ranks, events=[event], stacks=stacks)
+    assert (result.cause, result.summary) == ("hang", HANG["summary"])
+    assert result.advice.startswith("check in the log")
 
 
 def test_a_cause_recorded_by_the_supervisor_is_used_without_other_evidence(tmp_path: Path) -> None:

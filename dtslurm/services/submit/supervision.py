@@ -174,7 +174,14 @@ def roles_file(submission: Submission, profile: ClusterProfile) -> dict[str, byt
 
 def _build_rules_zip(package: Path) -> bytes:
     """Return the rules of `dtslurm diagnose` as a zip program that reads values and prints a diagnosis."""
-    names = ("__init__.py", "exit_codes.py", "values.py", "runs/__init__.py", "runs/diagnosis.py")
+    names = (
+        "__init__.py",
+        "exit_codes.py",
+        "values.py",
+        "runs/__init__.py",
+        "runs/diagnosis.py",
+        "runs/live.py",
+    )
     model = [package / "model" / name for name in names]
     worker = [package / "worker" / name for name in ("__init__.py", "lib/__init__.py", "lib/json_records.py")]
     paths = [package / "__init__.py", *model, *worker, *sorted((package / "diagnose").glob("*.py"))]

@@ -12,9 +12,11 @@ from typing import Any, Dict, List, Optional, Tuple
 from ..lib.json_records import read_lines, read_object
 from ..lib.rank_files import read_records
 from .flight import flight_dumps
-from .hits import LogSignature, scan
+from .hits import LogSignature, scan, size_of
 from .lines import SHOWN
 from .log_stacks import frames_of, user_frame
+
+LARGEST_STACKS = 32 << 20  # bytes of the file with the stacks of a node's ranks
 
 
 def answer(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -32,17 +34,47 @@ def findings(request: Dict[str, Any]) -> Dict[str, Any]:
     records, firsts = rank_records(ranks)
     files = sorted(glob.glob(os.path.join(glob.escape(logs), "*.log")))
     files += [path for path in request.get("extra", []) if os.path.exists(path)]
+    events = list(read_lines(os.path.join(run, "events.jsonl")))
     return {
         "schema": 1,
         "now": time.time(),
         "manifest": read_object(os.path.join(logs, "manifest.json")),
-        "events": list(read_lines(os.path.join(run, "events.jsonl"))),
+        "events": events,
         "records": records,
         "first_failures": firsts,
         "files": scan(files, signatures),
         "dumps": flight_dumps(ranks, logs),
+        "stacks": saved_stacks(ranks, [event for event in events if str(event.get("attempt")) == attempt]),
         "free": free_bytes(run),
     }
+
+
+def saved_stacks(ranks: str, events: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """Return the process of the rank that hung, with its main thread's stack, from the file of its node.
+
+    The node's agent writes this file when the supervisor finds a hang.
+    """
+    for event in events:
+        rank, node = event.get("rank"), event.get("node")
+        if event.get("event") != "hang" or not isinstance(rank, int) or not isinstance(node, str):
+            continue
+        path = os.path.join(ranks, "stacks", node + ".json")
+        if "/" in node or not 0 < size_of(path) <= LARGEST_STACKS:
+            continue
+        processes = read_object(path).get("ranks")
+        process = processes.get(str(rank)) if isinstance(processes, dict) else None
+        threads = process.get("threads") if isinstance(process, dict) else None
+        if (
+            isinstance(process, dict)
+            and isinstance(threads, list)
+            and isinstance((threads or [None])[0], dict)
+        ):
+            fields = {name: process.get(name) for name in ("pid", "state", "cpu", "moved", "by")}
+            fields.update(
+                rank=rank, node=node, waits=threads[0].get("waits"), frames=threads[0].get("frames")
+            )
+            return [fields]
+    return []
 
 
 def free_bytes(folder: str) -> Optional[int]:
