@@ -146,7 +146,7 @@ class Findings:
         ranks: the ranks in order, from 0.
         job_logs: the logs of each node's launcher and of the batch script.
         first: (rank, exit code) of the rank whose end was recorded first.
-        stacks: the rank that hung, as it was when the supervisor found the hang.
+        stacks: the rank that hung, else all ranks, as they were when the supervisor found the hang.
         exact: whether all times in ``Rank.ended`` are by the same clock.
         free: free bytes on the file system of the run directory, None if unknown.
     """

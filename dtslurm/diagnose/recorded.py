@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dtslurm.diagnose import live
 from dtslurm.diagnose.failure_context import FailureContext
 from dtslurm.diagnose.places import format_frame, kind_of, words
 from dtslurm.diagnose.supervisor_events import (
@@ -93,13 +94,18 @@ def _verdict_from_event(event: Mapping[str, Any], context: FailureContext) -> Ve
     )
     lines = [EvidenceLine(rank=None, file="events.jsonl", line=None, text=f"{cause}: {summary}")]
     advice = _ADVICE.get(cause, "")
-    look = _find_saved_stack(rank, context) if cause == "hang" and rank_evidence is not None else None
+    looks = _usable_stacks(context) if cause == "hang" else []
+    look = next((look for look in looks if look.rank == rank), None) if rank_evidence is not None else None
     if look is not None:
         summary = f"{summary}; rank {look.rank} was {words(look, kind_of(look))}"
         frames = ", ".join(format_frame(frame) for frame in look.frames[:_SHOWN_FRAMES])
         text = f"rank {look.rank}, innermost frame first: {frames}"
         lines.append(EvidenceLine(rank=rank, file=f"stacks/{look.host}.txt", line=None, text=text))
         advice = _STACK_ADVICE.format(attempt=context.facts.attempt, node=look.host)
+    elif rank is None and len(looks) == len(context.ends):
+        hang = live.judge(looks, len(looks))
+        if hang.cause == "hang":
+            summary, advice = f"{summary}; at that time, {hang.summary}", hang.advice or advice
     if rank_evidence is not None:
         lines += [
             EvidenceLine(rank=rank, file=rank_evidence.log.file, line=None, text=text)
@@ -119,10 +125,9 @@ def _verdict_from_event(event: Mapping[str, Any], context: FailureContext) -> Ve
     )
 
 
-def _find_saved_stack(rank: int | None, context: FailureContext) -> RankLook | None:
-    """Return the rank with its Python stack at the time of the hang, None if there is none."""
-    return next((look for look in context.findings.stacks if look.rank == rank and look.frames
-                 and look.by in ("py-spy", "signal")), None)  # fmt: skip
+def _usable_stacks(context: FailureContext) -> list[RankLook]:
+    """Return the ranks whose Python stack was saved when the supervisor found the hang."""
+    return [look for look in context.findings.stacks if look.frames and look.by in ("py-spy", "signal")]
 
 
 def judge_checkpointed_ranks(context: FailureContext) -> Verdict | None:

@@ -80,6 +80,8 @@ def test_the_saved_stack_of_the_rank_that_hung_is_reported(
         (HANG, {"n1.json": "{"}),
         (HANG, {"n1.json": json.dumps({"ranks": {"1": {"threads": [{"frames": [None, {"line": "x"}]}]}}})}),
         (HANG, {"n1.json": json.dumps({"ranks": {"1": {"threads": {}}}})}),
+        (HANG, {"n1.json": json.dumps({"ranks": {"1": {"threads": []}, "x": {"threads": [{}]}}})}),
+        (HANG, {"n1.json": json.dumps({"ranks": [1]})}),
         ({**HANG, "node": "../stacks/n1"}, stack_file(READ_BATCH)),
         ({**HANG, "node": None}, stack_file(READ_BATCH)),
         ({**HANG, "rank": None}, stack_file(READ_BATCH)),
@@ -93,6 +95,22 @@ def test_a_hang_without_a_usable_stack_is_reported_as_recorded(
     result = diagnose_run(tmp_path, *ranks, events=[event], stacks=stacks)
     assert (result.cause, result.summary) == ("hang", HANG["summary"])
     assert result.advice.startswith("check in the log")
+
+
+def test_the_saved_stacks_of_all_ranks_are_interpreted_if_no_rank_differs(tmp_path: Path) -> None:
+    lock = ("wait", "/v/lib/python3.11/site-packages/torch/utils/file_baton.py", 50)
+    document = json.loads(stack_file(lock, TRAIN)["n1.json"])
+    hang = {**HANG, "rank": None, "node": None}
+    ranks = [Left("step 9", code=137, signal=9)] * 2
+    incomplete = diagnose_run(
+        tmp_path / "a", *ranks, events=[hang], stacks={"n1.json": json.dumps(document), "n2.json": "{}"}
+    )
+    assert incomplete.summary == HANG["summary"]
+    document["ranks"]["0"] = document["ranks"]["1"]
+    result = diagnose_run(tmp_path / "b", *ranks, events=[hang], stacks={"n1.json": json.dumps(document)})
+    assert (result.cause, result.rank) == ("hang", None)
+    assert result.summary.startswith(f"{HANG['summary']}; at that time, all 2 ranks (0-1) wait for the lock")
+    assert "delete the file lock" in result.advice
 
 
 def test_a_cause_recorded_by_the_supervisor_is_used_without_other_evidence(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from .lines import SHOWN
 from .log_stacks import frames_of, user_frame
 
 LARGEST_STACKS = 32 << 20  # bytes of the file with the stacks of a node's ranks
+MOST_NODES = 32  # nodes whose stacks are read if no rank differs from the others
 
 
 def answer(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -50,31 +51,38 @@ def findings(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def saved_stacks(ranks: str, events: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Return the process of the rank that hung, with its main thread's stack, from the file of its node.
+    """Return the process of the rank that hung, with the stack of its main thread; else those of all ranks.
 
-    The node's agent writes this file when the supervisor finds a hang.
+    The agent of each node writes them into a file when the supervisor finds a hang. In a large job without a
+    rank that differs from the others, not all files are read.
     """
-    for event in events:
-        rank, node = event.get("rank"), event.get("node")
-        if event.get("event") != "hang" or not isinstance(rank, int) or not isinstance(node, str):
-            continue
-        path = os.path.join(ranks, "stacks", node + ".json")
-        if "/" in node or not 0 < size_of(path) <= LARGEST_STACKS:
-            continue
-        processes = read_object(path).get("ranks")
-        process = processes.get(str(rank)) if isinstance(processes, dict) else None
+    hang = next((event for event in events if event.get("event") == "hang"), None)
+    if hang is None:
+        return []
+    folder, rank, node = os.path.join(ranks, "stacks"), hang.get("rank"), hang.get("node")
+    if rank is None:
+        paths = sorted(glob.glob(os.path.join(glob.escape(folder), "*.json")))[:MOST_NODES]
+        return [process for path in paths for process in main_threads(path)]
+    if not isinstance(node, str) or "/" in node:
+        return []
+    processes = main_threads(os.path.join(folder, node + ".json"))
+    return [process for process in processes if process["rank"] == rank]
+
+
+def main_threads(path: str) -> List[Dict[str, Any]]:
+    """Return the process of each rank in the file of a node, with the stack of its main thread."""
+    if not 0 < size_of(path) <= LARGEST_STACKS:
+        return []
+    ranks = read_object(path).get("ranks")
+    processes = []
+    for rank, process in ranks.items() if isinstance(ranks, dict) else ():
         threads = process.get("threads") if isinstance(process, dict) else None
-        if (
-            isinstance(process, dict)
-            and isinstance(threads, list)
-            and isinstance((threads or [None])[0], dict)
-        ):
-            fields = {name: process.get(name) for name in ("pid", "state", "cpu", "moved", "by")}
-            fields.update(
-                rank=rank, node=node, waits=threads[0].get("waits"), frames=threads[0].get("frames")
-            )
-            return [fields]
-    return []
+        thread = threads[0] if isinstance(threads, list) and threads else None
+        if rank.isdecimal() and isinstance(thread, dict):
+            values = {name: process.get(name) for name in ("pid", "state", "cpu", "moved", "by")}
+            values.update({name: thread.get(name) for name in ("waits", "frames")})
+            processes.append(dict(values, rank=int(rank), node=os.path.basename(path)[: -len(".json")]))
+    return processes
 
 
 def free_bytes(folder: str) -> Optional[int]:
