@@ -113,7 +113,7 @@ def test_labels_and_locations_are_dimmed(run_on_terminal: Shown) -> None:
     [first, *_] = styles_of(text, "logs   ")
     assert first.dim
     text = Text.from_ansi(run_on_terminal("status", "train"))
-    for label in ("asked", "run  "):
+    for label in ("queried", "run  "):
         assert styles_of(text, label)[0].dim
     assert not styles_of(text, "torchrun")[0].dim
 

@@ -105,7 +105,7 @@ def test_a_remote_run_directory_is_shown_with_its_cluster() -> None:
     ],
 )
 def test_the_age_of_the_scheduler_answer_is_shown(view: RunView, text: str) -> None:
-    assert field_text(full_lines(view), "asked") == text
+    assert field_text(full_lines(view), "queried") == text
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_run_without_a_known_job_is_shown_without_a_job_id() -> None:
         job_status("", JobState.CANCELLED, source="record"), job_id=None, phase="withdrawn", observed_at=None
     )
     assert field_text(full_lines(never), "next") == "dtslurm resubmit t"
-    assert field_text(full_lines(never), "asked") == "the scheduler was not queried: the run has no job"
+    assert field_text(full_lines(never), "queried") == "the scheduler was not queried: the run has no job"
 
 
 def show_table(

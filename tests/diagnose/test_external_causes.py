@@ -298,7 +298,7 @@ def test_a_failed_setup_line_is_mentioned_with_its_possible_consequence(tmp_path
         "; before that a line of the job's setup failed: module: command not found"
     )
     assert result.evidence[-1].text == SETUP
-    assert "install the module in the environment" in result.advice
+    assert "install the module in the Python environment" in result.advice
     broken = diagnose_run(
         tmp_path / "b", Left("RuntimeError: CUDA error: out of memory", code=1), batch=SETUP
     )
