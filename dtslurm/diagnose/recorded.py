@@ -105,7 +105,10 @@ def _verdict_from_event(event: Mapping[str, Any], context: FailureContext) -> Ve
     elif rank is None and len(looks) == len(context.ends):
         hang = live.judge(looks, len(looks))
         if hang.cause == "hang":
-            summary, advice = f"{summary}; at that time, {hang.summary}", hang.advice or advice
+            summary, advice = (
+                f"{summary}; according to the stacks saved at that time, {hang.summary}",
+                hang.advice or advice,
+            )
     if rank_evidence is not None:
         lines += [
             EvidenceLine(rank=rank, file=rank_evidence.log.file, line=None, text=text)

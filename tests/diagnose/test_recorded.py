@@ -109,7 +109,9 @@ def test_the_saved_stacks_of_all_ranks_are_interpreted_if_no_rank_differs(tmp_pa
     document["ranks"]["0"] = document["ranks"]["1"]
     result = diagnose_run(tmp_path / "b", *ranks, events=[hang], stacks={"n1.json": json.dumps(document)})
     assert (result.cause, result.rank) == ("hang", None)
-    assert result.summary.startswith(f"{HANG['summary']}; at that time, all 2 ranks (0-1) wait for the lock")
+    assert result.summary.startswith(
+        f"{HANG['summary']}; according to the stacks saved at that time, all 2 ranks (0-1) wait for the lock"
+    )
     assert "delete the file lock" in result.advice
 
 
