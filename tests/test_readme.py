@@ -149,6 +149,8 @@ def test_every_documented_dtslurm_command_succeeds(
     # So many commands in a row would use up what a user may ask of a scheduler.
     shutil.rmtree(folder / "cache" / "dtslurm" / "queues", ignore_errors=True)
     line = re.sub(r"\b(17|18|4711)\b", job, line)
+    # The environment of this test lacks these frameworks, which `submit` would report.
+    line = re.sub(r" submit (?=.*-l (accelerate|deepspeed)\b)", " submit --no-check ", line)
     if " --role " in line or " scale " in line:
         # logs -f returns at the end of the run; the other commands need one that has not ended.
         seconds = 0 if " -f " in line else 600
