@@ -114,9 +114,16 @@ def test_the_apptainer_definition_installs_the_version_of_the_project() -> None:
 
 def checksums_of_the_sdist() -> set[str]:
     """Return the checksums of dtslurm's sdist in the recipes."""
-    conda = yaml.safe_load(CONDA.read_text())["source"]["sha256"]
     spack = re.findall(r'sha256="(\w+)"', SPACK.read_text())
-    return {conda, *spack, *easyconfig()["exts_list"][-1][2]["checksums"]}
+    return {*spack, *easyconfig()["exts_list"][-1][2]["checksums"]}
+
+
+def test_the_conda_recipe_of_clustershell_installs_its_version_by_the_checksum_of_the_easyconfig() -> None:
+    folder = PACKAGING / "conda" / "clustershell"
+    version = yaml.safe_load((folder / "recipe.yaml").read_text())["context"]["version"]
+    [options] = [item[2] for item in easyconfig()["exts_list"] if item[:2] == ("ClusterShell", version)]
+    line = f"clustershell=={version} --hash=sha256:{options['checksums'][0]}\n"
+    assert (folder / "requirements.txt").read_text() == line
 
 
 def test_all_recipes_have_the_same_checksum_of_the_sdist() -> None:

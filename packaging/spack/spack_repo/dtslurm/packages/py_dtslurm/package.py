@@ -8,7 +8,6 @@ from spack.package import *
 class PyDtslurm(PythonPackage):
     """From a training script to a correct, fast, fault-tolerant run on any Slurm cluster."""
 
-    homepage = "https://pypi.org/project/dtslurm/"
     pypi = "dtslurm/dtslurm-0.2.0.tar.gz"
 
     license("MIT")
