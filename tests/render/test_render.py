@@ -411,6 +411,15 @@ def test_pytorch_asks_for_requests_in_a_folder_of_the_rank(
     assert ('rm -rf "$requests"' in script) is has_folder
 
 
+def roles_with_server(environment: str | None = None) -> Roles:
+    """Return a main role and a server on a node of its own."""
+    options = RoleOptions(command=("serve",), environment=environment)
+    server = RoleSpec(
+        name="rollout", options=options, nodes=1, on="", instances=1, ports=(), restart="alone"
+    )  # fmt: skip
+    return Roles(main="trainer", others=(server,))
+
+
 @pytest.mark.parametrize(
     ("environment", "activated"),
     [
@@ -430,16 +439,7 @@ def test_the_environment_of_a_role_is_below_the_home_folder_of_the_job(
     environment: str, activated: str, render_job: Render, tmp_path: Path
 ) -> None:
     """The shell of the job expands ``~``, because the home folder may differ from that of this machine."""
-    role = RoleSpec(
-        name="rollout",
-        options=RoleOptions(command=("serve",), environment=environment),
-        nodes=1,
-        on="",
-        instances=1,
-        ports=(),
-        restart="alone",
-    )
-    script = render_job("a100x8-ib", "srun", roles=Roles(main="trainer", others=(role,))).script
+    script = render_job("a100x8-ib", "srun", roles=roles_with_server(environment)).script
     (line,) = re.findall(r"^source (.*)/bin/activate \|\| exit$", script, re.MULTILINE)
     done = subprocess.run(
         ["bash", "-c", f"printf %s {line}"],
@@ -453,16 +453,7 @@ def test_the_environment_of_a_role_is_below_the_home_folder_of_the_job(
 
 def test_only_a_script_without_roles_runs_without_dtslurm(render_job: Render) -> None:
     sentence = "The script runs without dtslurm."
-    role = RoleSpec(
-        name="judge",
-        options=RoleOptions(command=("serve",)),
-        nodes=1,
-        on="",
-        instances=1,
-        ports=(),
-        restart="alone",
-    )
-    with_roles = render_job("a100x8-ib", "srun", roles=Roles(main="trainer", others=(role,))).script
+    with_roles = render_job("a100x8-ib", "srun", roles=roles_with_server()).script
     assert "# Rendered by dtslurm" in with_roles
     assert sentence not in with_roles
     assert sentence in render_job("a100x8-ib", "srun", max_restarts=2).script

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import CommandNotFound, RequestInvalid, TransportError
-from dtslurm.model.jobs.job import JobSpec
+from dtslurm.model.jobs.job import JobSpec, Submission
 from dtslurm.services.preflight import preflight
 from dtslurm.services.request import launcher_files
 from dtslurm.services.wiring.context import Context
@@ -141,10 +141,17 @@ def test_variables_in_lists_the_variables_of_a_path() -> None:
 SPEC = JobSpec(name="train", script="train.py", work_dir="/w", launcher="srun", python="/venv/bin/python")
 
 
+def submission_of(spec: JobSpec) -> Submission:
+    nothing: Any = None
+    return Submission(
+        token="0", cluster="c", spec=spec, layout=nothing, run_dir="/runs/train-1", script=""
+    )  # fmt: skip
+
+
 def required_paths(spec: JobSpec, *, remote: bool) -> dict[str, str]:
     where: Any = SimpleNamespace(remote=remote, transport=SimpleNamespace(host="login1"))
-    job: Any = SimpleNamespace(spec=spec, run_dir="/runs/train-1")
-    return {letter + path: result for letter, path, result in preflight._list_needed_paths(job, where)}
+    needed_paths = preflight._list_needed_paths(submission_of(spec), where)
+    return {letter + path: result for letter, path, result in needed_paths}
 
 
 def test_a_remote_job_requires_its_folder_script_and_interpreter() -> None:
@@ -166,8 +173,7 @@ def test_a_remote_job_requires_its_folder_script_and_interpreter() -> None:
 def test_files_of_the_launcher_must_exist_on_the_machine_of_the_job() -> None:
     def needed(path: str, **fields: Any) -> list[str]:
         spec = replace(SPEC, launcher="accelerate", launcher_options={"config_file": path}, **fields)
-        submission: Any = SimpleNamespace(spec=spec, run_dir="/runs/train-1")
-        needed_files = launcher_files.list_needed_files(submission, "on login1")
+        needed_files = launcher_files.list_needed_files(submission_of(spec), "on login1")
         return [letter + path for letter, path, _ in needed_files]
 
     in_snapshot = "/runs/train-1/code/sub"

@@ -40,6 +40,11 @@ def test_missing_folders_and_interpreters_are_reported_together(context: Context
     assert prepare_job(context, "local", **asked).submission.spec.python == "/no/python"
 
 
+def test_a_missing_folder_below_a_folder_named_code_is_reported(context: Context) -> None:
+    with pytest.raises(RequestInvalid, match="the working directory /no/code/project does not exist here"):
+        prepare_job(context, "local", chdir="/no/code/project")
+
+
 @pytest.mark.parametrize(
     "options", [{"dependency": "afterok:99"}, {"dependency": "afterok:99", "python": "/no/python"}]
 )

@@ -193,6 +193,11 @@ class Submission:
         return self.spec.allocation
 
     @property
+    def runs_from_snapshot(self) -> bool:
+        """Whether the job works in the copy of the code that is installed with its run directory."""
+        return f"{self.spec.work_dir}/".startswith(f"{self.run_dir}/code/")
+
+    @property
     def script_hash(self) -> str:
         """The first 48 bits of the script's SHA-256, in hexadecimal digits."""
         return sha256(self.script.encode("utf-8", "surrogateescape")).hexdigest()[:12]

@@ -126,7 +126,7 @@ def _list_needed_paths(submission: Submission, cluster: ActiveCluster) -> Iterat
     """Yield (test, path, problem if the test fails) for each path that must exist when the job starts."""
     spec = submission.spec
     host_text = _describe_host(cluster)
-    if "/code/" not in f"{spec.work_dir}/":
+    if not submission.runs_from_snapshot:
         yield "d", spec.work_dir, f"the working directory {spec.work_dir} does not exist {host_text}"
         script = PurePosixPath(spec.work_dir) / spec.script
         is_sent = PurePosixPath(submission.run_dir) in script.parents

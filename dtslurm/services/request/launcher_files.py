@@ -20,10 +20,9 @@ def list_needed_files(submission: Submission, host_text: str) -> Iterator[tuple[
     `find_unsent` checks the files of the snapshot, which is not on that machine yet.
     """
     spec = submission.spec
-    is_in_snapshot = f"{spec.work_dir}/".startswith(f"{submission.run_dir}/code/")
     for option, path in _named_files(spec):
         full_path = str(PurePosixPath(spec.work_dir) / path)
-        if not (spec.container if path.startswith("/") else is_in_snapshot):
+        if not (spec.container if path.startswith("/") else submission.runs_from_snapshot):
             yield "f", full_path, f"{option}: {full_path} does not exist {host_text}"
 
 

@@ -138,7 +138,7 @@ def _status_from_events(run: RunDir, record: JobRecord, job_id: str, now: float)
         job_id=job_id,
         state=JobState.UNKNOWN,
         name=record.name,
-        nodelist=_last_nodes(run),
+        nodelist=_find_last_nodes(run),
         reason="the scheduler has no record of this job, and the run directory has no record of its end",
         observed_at=now,
     )
@@ -152,7 +152,7 @@ def _status_from_events(run: RunDir, record: JobRecord, job_id: str, now: float)
     return replace(base, state=state, exit_code=code, reason="", end_time=time, source="record")
 
 
-def _last_nodes(run: RunDir) -> str:
+def _find_last_nodes(run: RunDir) -> str:
     """Return the nodes of the last start that the run's script recorded, empty if there is none."""
     nodes = [event.get("nodes") for event in run.events() if event.get("event") == "started"]
     return nodes[-1] if nodes and isinstance(nodes[-1], str) else ""
@@ -199,7 +199,7 @@ def reconcile_with_records(record: JobRecord, status: JobStatus) -> JobStatus:
     end = find_recorded_end(run) if has_wrong_code else None
     start_events = [event for event in run.events() if event.get("event") == "started"]
     if has_wrong_nodes:
-        status = replace(status, nodelist=_last_nodes(run) or status.nodelist)
+        status = replace(status, nodelist=_find_last_nodes(run) or status.nodelist)
     if (
         has_wrong_code
         and start_events

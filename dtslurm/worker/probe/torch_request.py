@@ -83,7 +83,7 @@ class Daemon:
             RecordingFailed: the process has ended, or writes no trace.
             TimeoutError: it has not taken the request.
         """
-        for path in self._written():
+        for path in self._find_traces():
             os.unlink(path)
         request = "ACTIVITIES_LOG_FILE={}\nACTIVITIES_DURATION_MSECS={}\n".format(self.trace, window_ms)
         pending = request.encode()  # type: Optional[bytes]
@@ -109,7 +109,7 @@ class Daemon:
             return False
         if not address:  # of a socket without a name, which gets no answer
             return False
-        is_own = self._asks(data)
+        is_own = self._is_of_process(data)
         answer = content if is_own else b""
         try:
             self._socket.sendto(HEADER.pack(len(answer), KIND) + answer, address)
@@ -117,20 +117,21 @@ class Daemon:
             return False
         return is_own
 
-    def _asks(self, data: bytes) -> bool:
+    def _is_of_process(self, data: bytes) -> bool:
+        """Return whether a datagram is a question of the process itself."""
         start = HEADER.size + REQUEST.size
         if len(data) < start + PID.size or HEADER.unpack_from(data)[1].rstrip(b"\0") != KIND:
             return False
         pid = PID.unpack_from(data, start)[0]  # the others are those of its ancestors
         return bool(pid == self.pid)
 
-    def _written(self) -> List[str]:
+    def _find_traces(self) -> List[str]:
         """Return the traces in the folder; Kineto adds the process id to the name."""
         return glob.glob(glob.escape(self.trace[: -len(".json")]) + "*.json")
 
     def _read_complete(self) -> Optional[bytes]:
         """Return the trace if it is complete: it is written in place."""
-        for path in self._written():
+        for path in self._find_traces():
             with open(path, "rb") as file:
                 trace = file.read()
             if trace.rstrip().endswith(b"}"):

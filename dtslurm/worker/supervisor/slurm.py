@@ -327,7 +327,7 @@ def preempted(job: Mapping[str, str]) -> bool:
     return state == "PREEMPTED" or preempt_time not in ("None", "Unknown", "")
 
 
-def ends_job(job: Mapping[str, str]) -> bool:
+def is_ending(job: Mapping[str, str]) -> bool:
     """Return whether Slurm ends this start of the job, for any reason, as far as its fields are known.
 
     Its processes are ended in any order, so those of a server may end long before this one receives TERM.

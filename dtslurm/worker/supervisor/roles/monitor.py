@@ -395,7 +395,7 @@ class RoleMonitor:
         self, instance: Instance, findings: Dict[str, Any], code: Optional[int] = None
     ) -> None:
         """Restart an instance, or its role with the main role, or end the run, unless Slurm ends the job."""
-        if slurm.ends_job(slurm.show_job()):
+        if slurm.is_ending(slurm.show_job()):
             self.ignore_ends()
             return
         role = instance.role
