@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from tests.cli.conftest import Run
 from tests.cli.slurm_programs import Programs
 
@@ -33,6 +38,17 @@ def type_answers(monkeypatch: pytest.MonkeyPatch, *answers: str) -> list[str]:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("click.termui.visible_prompt_func", answer)
     return questions
+
+
+def as_login_node(connect: Callable[..., ActiveCluster]) -> Callable[..., ActiveCluster]:
+    """Let the Slurm of this machine be the one behind a login node, without SSH."""
+
+    def connect_here(context: Context, host: str | None, transport: str | None = None) -> ActiveCluster:
+        cluster = connect(context, None, transport)
+        link: Any = SimpleNamespace(host=host, local=False, run=cluster.transport.run)
+        return replace(cluster, transport=link)
+
+    return connect_here
 
 
 def test_machine_without_slurm_gets_a_project_for_itself(invoke: Run, folder: Path, config: Path) -> None:
@@ -84,10 +100,26 @@ def test_questions_are_repeated_until_the_answers_are_valid(
         "Login", "Folder", "Folder", "Partition", "Partition", "Account",
     ]  # fmt: skip
     assert "Error: there is no partition nowhere; available: main" in done.stdout + done.stderr
+    assert [text for text in questions if "empty: Slurm chooses" in text] == questions[-1:]  # no default
     assert "run_root: /scratch/runs" in (config / "lab.yaml").read_text()
     assert (folder / "dtslurm.yaml").read_text() == (
         "cluster: lab\ndefaults:\n  account: ours\n  partition: main\n"
     )
+
+
+def test_profile_of_another_cluster_with_the_same_name_is_kept(
+    invoke: Run, slurm: Programs, folder: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del slurm
+    config.mkdir(parents=True)
+    own = "login: {host: login.first.example}\n"
+    (config / "lab.yaml").write_text(own)
+    monkeypatch.setattr(Context, "cluster_without_profile", as_login_node(Context.cluster_without_profile))
+    refused = invoke(*ANSWERED, "login.second.example", code=2).stderr
+    assert f"{config / 'lab.yaml'} describes the cluster of the login node login.first.example" in refused
+    assert "dtslurm cluster discover login.second.example -o " in refused
+    assert (config / "lab.yaml").read_text() == own
+    assert not (folder / "dtslurm.yaml").exists()
 
 
 def test_no_terminal_means_no_question(invoke: Run, slurm: Programs, folder: Path) -> None:

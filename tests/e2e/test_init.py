@@ -62,7 +62,7 @@ def test_init_over_ssh_asks_its_questions_and_runs_a_job_there(tmp_path: Path, s
         ("Login node", f"{sshd_login.host}\n"),
         ("Folder for your runs", "runs\n"),
         ("is relative", f"{tmp_path / 'far-runs'}\n"),
-        ("Partition (main, short", "\n"),
+        ("Partition (main, short) [main]", "\n"),
         ("Account (", "\n"),
         ("Run a first job", "y\n"),
     ]

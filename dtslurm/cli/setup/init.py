@@ -151,17 +151,18 @@ def _set_up_cluster(
     discovery = discover.discover(context, cluster, discover.DiscoverOptions(probe=False), host=host)
     for line in discovery.found.notices:
         output.note(f"notice: {line}")
+    first_setup.require_same_login_node(context, discovery, host)
     offers = first_setup.find_offers(context, discovery)
     run_root = questions.ask(
         "Folder for your runs, which all nodes share", "--run-root", options.run_root, offers.run_root,
         first_setup.find_run_root_problem,
     )  # fmt: skip
     partition = questions.ask(
-        f"Partition ({_list_names(offers.partitions)}; empty: Slurm's choice)", "--partition",
+        _format_choice("Partition", offers.partitions, offers.partition), "--partition",
         options.partition, offers.partition, lambda text: _find_unknown(text, offers.partitions, "partition"),
     )  # fmt: skip
     account = questions.ask(
-        f"Account ({_list_names(offers.accounts)}; empty: Slurm's choice)", "--account", options.account,
+        _format_choice("Account", offers.accounts, offers.account), "--account", options.account,
         offers.account, lambda text: _find_unknown(text, offers.accounts, "account of yours"),
     )  # fmt: skip
     runs_on_cluster = options.demo or (
@@ -184,6 +185,11 @@ def _set_up_cluster(
     words += ["--transport", options.transport] if options.transport else []
     words += first_setup.choose_first_layout(discovery, partition)
     return [_LOCAL_JOB, *([words] if runs_on_cluster else [])]
+
+
+def _format_choice(noun: str, names: Sequence[str], default: str) -> str:
+    """Return a question; on the terminal, an empty answer means the default, if there is one."""
+    return f"{noun} ({_list_names(names)}{'' if default else '; empty: Slurm chooses'})"
 
 
 def _list_names(names: Sequence[str]) -> str:

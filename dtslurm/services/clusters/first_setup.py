@@ -74,6 +74,22 @@ def find_profile_path(context: Context, name: str) -> Path:
     return folder / "cluster_profiles" / f"{name}.yaml"
 
 
+def require_same_login_node(context: Context, discovery: Discovery, host: str | None) -> None:
+    """Refuse to change the profile of another cluster with the same name: many are called ``cluster``.
+
+    Raises:
+        RequestInvalid: the user's profile exists and names another login node.
+    """
+    path = find_profile_path(context, discovery.name)
+    known_host = _load_described(context, discovery).login.host if path.exists() else None
+    if host and known_host and known_host != host:
+        raise RequestInvalid(
+            [f"{path} describes the cluster of the login node {known_host}"],
+            hint=f"write a profile with another name: dtslurm cluster discover {host} -o "
+            f"{path.with_name('NAME.yaml')}",
+        )
+
+
 def state_run_root(context: Context, discovery: Discovery, offers: Offers, run_root: str) -> Discovery:
     """Return a discovery whose profile has the run root that the user stated.
 
