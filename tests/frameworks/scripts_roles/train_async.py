@@ -7,6 +7,7 @@ the weights of its start, so it gets the present ones before it generates.
 import http.client
 import io
 import json
+import os
 import queue
 import random
 import sys
@@ -192,7 +193,10 @@ def main() -> None:
     trainer.train()
     if trainer.accelerator.is_main_process:
         print("rewards", json.dumps([row["reward"] for row in trainer.state.log_history if "reward" in row]))
-    torch.distributed.destroy_process_group()  # else a thread of gloo may abort the interpreter at its end
+    # Together and at once: a thread that still runs inside torch aborts an interpreter that winds down.
+    torch.distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
