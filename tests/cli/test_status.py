@@ -432,6 +432,7 @@ def write_later_record(run: Path) -> str:
     return LATER.format(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [lose_directory, lose_record, write_later_record])
 def test_an_active_job_with_an_unreadable_record_is_shown_and_can_be_cancelled(
     invoke: Run, active_job: dict[str, Any], change: Any

@@ -63,6 +63,7 @@ def test_the_end_summary_describes_each_array_task(
     assert "  task 4: rank 2 failed first, with exit code 7\n" in said
 
 
+@pytest.mark.slow
 def test_a_stage_that_never_started_and_a_repeated_submission_are_explained(
     run: Run, folder: Path, tmp_path: Path
 ) -> None:

@@ -159,6 +159,7 @@ def test_several_processes_give_the_same_hits_as_a_single_process(
     assert [item["hits"][0][1] for item in alone] == [int(Path(path).stem[5:]) + 1 for path in paths]
 
 
+@pytest.mark.slow
 def test_f73_a_very_long_line_and_a_progress_bar_are_processed(tmp_path: Path) -> None:
     bar = b"\r".join(b"step %d of 9" % number for number in range(200_000))
     log = log_findings(tmp_path, b"a" * 10_000_000 + b"\n" + bar + b"\r" + OOM + b"\n")
@@ -251,6 +252,7 @@ def test_typed_lists_of_torch_are_the_only_class_in_a_flight_record(
     assert dumps == ([{"rank": 0, "file": "flight_0", "groups": {}}] if is_read else [])
 
 
+@pytest.mark.slow
 def test_a_flight_record_of_torch_is_read(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = """

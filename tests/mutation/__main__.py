@@ -139,7 +139,7 @@ def check_mutant(package: str, mutant: Any) -> dict[str, Any]:
     if not tests:
         return {**row, "outcome": "no test of its own", "diff": ""}
     words = [*in_own_process_space(), sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider"]
-    words += ["-m", "not slurm and not slow"]
+    words += ["-m", "not slurm"]
     # Python would take the bytecode of another mutant of the same size and second for that of this one.
     shutil.rmtree(mutant.module_path.parent / "__pycache__", ignore_errors=True)
     result = mutate_and_test([mutant], shlex.join([*words, *tests]), 2 * TIME_LIMIT_S)

@@ -131,6 +131,7 @@ def test_the_early_signal_does_not_kill_a_rank_without_a_handler(ranks: Ranks) -
     assert (ranks.end(0), ranks.recorded(0)) == (3, 3)
 
 
+@pytest.mark.slow
 def test_a_rank_that_saved_waits_for_the_last_rank(ranks: Ranks) -> None:
     ranks.start(0, 85)
     ranks.start(1, 85, "saved")

@@ -32,6 +32,7 @@ def test_f72_a_log_that_is_rewritten_longer_is_read_from_its_start(run: Run) -> 
         assert reader.text(0) == b"one\ntwo\nother and much longer\nthan before\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept_open", [True, False])
 def test_f72_log_rotation_by_rename_loses_no_line(
     run: Run, kept_open: bool, pretend_all_file_systems_are_remote: Callable[[], None]

@@ -23,6 +23,7 @@ from tests.services.log_reading import DEADLINE_S, Reader, Run, Writers, follow_
 from tests.waiting import busyness
 
 
+@pytest.mark.slow
 def test_a_slow_reader_uses_no_extra_memory_and_loses_no_line(run: Run) -> None:
     for rank in range(20):
         run.write(rank, b"y" * 99 + b"\n")

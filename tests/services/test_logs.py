@@ -88,6 +88,7 @@ def test_follow_ends_for_a_job_that_the_scheduler_no_longer_knows(
     )
 
 
+@pytest.mark.slow
 def test_follow_continues_while_the_scheduler_does_not_answer(
     run: Run, record: JobRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -222,6 +222,7 @@ def test_f55_without_an_answer_after_an_action_no_snapshot_is_shown(
         assert result.trouble == "squeue: the controller is down"
 
 
+@pytest.mark.slow
 def test_f21_a_slow_scheduler_is_queried_less_often(windows: list[Window], slurm: Slurm) -> None:
     slurm.took_s = 3.0
     count_requests(windows, 10)

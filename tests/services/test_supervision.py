@@ -83,6 +83,7 @@ def test_the_node_agent_of_a_large_job_is_loaded_from_one_file(tmp_path: Path, n
     assert b"lease" in subprocess.run(program, capture_output=True, check=False, env=env).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", ["2", "65"])
 def test_the_node_preflight_runs_without_dtslurm(tmp_path: Path, nodes: str) -> None:
     folder = install_supervisor(tmp_path)

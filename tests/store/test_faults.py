@@ -194,6 +194,7 @@ def count_system_calls(tmp_path: Path, tree: Path) -> int:
     return low
 
 
+@pytest.mark.slow
 def test_f2_a_delivery_killed_at_any_point_leaves_nothing_or_a_complete_run(
     tmp_path: Path, tree: Path
 ) -> None:

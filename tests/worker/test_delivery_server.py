@@ -207,6 +207,7 @@ def test_failed_command_or_output_without_a_job_id_records_no_job(side: Side, wo
     assert not (side.run / "events.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_hanging_command_is_ended_with_its_children(side: Side) -> None:
     done = side.send(then=["sh", "-c", "echo begun; sleep 600 | cat"], limit=3)["done"]
     assert (done["late"], done["code"], done["stdout"]) == (True, -9, "begun\n")

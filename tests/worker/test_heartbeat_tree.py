@@ -241,6 +241,7 @@ def test_tree_heartbeats_arrive_without_a_file_for_each_node(job: Job) -> None:
     assert set(job.beats.clocks) == set(NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["dies", "freezes"])
 def test_only_a_lost_node_is_silent_although_it_relayed_heartbeats_of_other_nodes(job: Job, way: str) -> None:
     job.start(*NAMES)
@@ -354,6 +355,7 @@ def test_farewell_that_is_read_late_counts_as_delivered(job: Job, monkeypatch: p
     assert job.relays["n0"].leave()
 
 
+@pytest.mark.slow
 def test_farewell_that_nobody_has_read_does_not_count_as_delivered(job: Job) -> None:
     busy = frames.listen("127.0.0.1", 8)
     busy.setblocking(True)
@@ -382,6 +384,7 @@ def test_farewell_that_nobody_has_read_does_not_count_as_delivered(job: Job) -> 
     busy.close()
 
 
+@pytest.mark.slow
 def test_nodes_rejoin_a_restarted_supervisor(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "RESUMED_S", 1.0)
     job.start(*NAMES)
@@ -525,6 +528,7 @@ def test_agent_in_a_tree_writes_no_heartbeat_file_and_reads_the_lease_once(
     wait_until(lambda: not agent._holds_lease())
 
 
+@pytest.mark.slow
 def test_agent_without_a_supervisor_writes_a_heartbeat_file_less_often(
     job: Job, agent: node.NodeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,6 +208,7 @@ def test_several_senders_at_once_send_each_message_once(run_dir: Path) -> None:
     assert sorted(results(run_dir)) == [("message_sent", "end-1", ""), ("message_sent", "started", "")]
 
 
+@pytest.mark.slow
 def test_a_mail_has_the_diagnosis(run_dir: Path) -> None:
     with MailSink().run() as sink:
         address(run_dir, sink.url)
@@ -217,6 +218,7 @@ def test_a_mail_has_the_diagnosis(run_dir: Path) -> None:
     assert "dtslurm diagnose 17" in sink.mails[1]
 
 
+@pytest.mark.slow
 def test_a_receiver_that_does_not_answer_delays_no_other(run_dir: Path) -> None:
     hanging = WebhookSink()
     hanging.delay_s = 600.0
@@ -232,6 +234,7 @@ def test_a_receiver_that_does_not_answer_delays_no_other(run_dir: Path) -> None:
     assert "c4n4ry" not in (run_dir / "events.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_failed_message_is_sent_later_by_another_sender(run_dir: Path) -> None:
     with WebhookSink().run() as sink:
         address(run_dir, sink.url)

@@ -336,6 +336,7 @@ def test_clock_offset_within_the_round_trip_time_is_ok() -> None:
     assert network.judged(5.0, 10.0)["level"] == "ok"
 
 
+@pytest.mark.slow
 def test_clock_check_asks_the_time_server_of_the_first_node() -> None:
     clock = health.Clock("localhost")
     try:

@@ -118,6 +118,7 @@ def test_f40_attempt_replaced_by_another_copy_is_not_resumed(site: Path, resumin
     assert resuming.run() == main.STALE
 
 
+@pytest.mark.slow
 def test_f85_attempts_of_an_earlier_job_start_are_not_resumed(site: Path, resuming: Supervisor) -> None:
     resuming.start["batch"] += 1
     (site / "step.sh").write_text("exit 5\n")
