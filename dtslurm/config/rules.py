@@ -36,6 +36,7 @@ _CPU_RANGES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 _CHECK_NOTE = re.compile(r"(on a live cluster|documentation) 20\d\d(-\d\d(-\d\d)?)?", re.ASCII)
 _PATTERNS = {
     "NodeType.rank_cpus": (_CPU_RANGES, "CPUs such as 0-6 or 0-6,64-70"),
+    "Login.python": (re.compile(r"(?!~).*"), "the name of a program or an absolute path"),
     "ClusterProfile.checked": (_CHECK_NOTE, "'on a live cluster DATE' or 'documentation DATE'"),
 }
 _SECRET_NAME_FIELDS = {"JobOptions.notify", "ClusterProfile.notify"}

@@ -291,9 +291,10 @@ def test_random_profiles_raise_only_profile_invalid(entries: dict[str, str]) -> 
             "node_types.a.rank_cpus: has CPUs for 2 ranks, but a node has 4 GPUs",
         ),
         ("checked: yesterday", "checked: should be 'on a live cluster DATE' or 'documentation DATE'"),
+        ("login: {python: ~/python}", "login.python: should be the name of a program or an absolute path"),
     ],
 )
-def test_rank_cpus_and_the_checked_field_are_validated(text: str, message: str, tmp_path: Path) -> None:
+def test_fields_with_a_form_of_their_own_are_validated(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "cluster_profiles" / "x.yaml"
     path.parent.mkdir()
     path.write_text(text)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Cli, far_profile
+from tests.lab.cluster import SlurmLab
 from tests.sshd.fixtures import Login
 from tests.store.trees import git
 
@@ -128,6 +129,58 @@ def test_f14_remote_problems_are_reported_before_files_are_sent(far: Cli, tmp_pa
     assert "the working directory /no/folder does not exist on login" in done.stderr
     assert "did you mean 'main'" in far(*words, "-p", "mian", "train.py", code=2).stderr
     assert run_dirs(tmp_path) == []
+
+
+def other_home(far: Cli, tmp_path: Path, login: Login, slurm: SlurmLab) -> Path:
+    """A home on the login node that differs from the one on this machine, with a project and a Python."""
+    name = f"odd-{tmp_path.name}"
+    home = login.lab.home(f"home of {name}")
+    login.lab.server(name, env={**slurm.env, "HOME": str(home)})
+    far_profile(tmp_path, name, root=Path("~/runs"))
+    (home / "work").mkdir()
+    (home / "python").write_text(f'#!/bin/sh\nINTERPRETER=$0 exec {sys.executable} "$@"\n')
+    (home / "python").chmod(0o755)
+    (home / "work" / far.script("import os; print(os.getcwd(), os.environ['INTERPRETER'])")).write_text(
+        (far.folder / "train.py").read_text()
+    )
+    return home
+
+
+def test_a_tilde_is_the_home_on_the_cluster(
+    far: Cli, tmp_path: Path, sshd_login: Login, slurm_lab: SlurmLab
+) -> None:
+    home = other_home(far, tmp_path, sshd_login, slurm_lab)
+    far.script(
+        """
+        script: train.py
+        chdir: ~/work
+        python: ~/python
+        output: ~/copy-%j.log
+        """,
+        "job.yaml",
+    )
+    job = far.submit("job.yaml")
+    assert far.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert f"{home}/work {home}/python" in far("logs", job).stdout
+    assert (home / f"copy-{job}.log").exists()
+    script = far("render", "--cluster", "far", "-t", "5", "--chdir", "~/work", "train.py").stdout
+    assert f"{home}/work" in script
+    assert (
+        "~bob/work: write"
+        in far("render", "--cluster", "far", "--chdir", "~bob/work", "train.py", code=2).stderr
+    )
+
+
+def test_a_path_below_the_home_of_the_laptop_is_explained(
+    far: Cli, tmp_path: Path, sshd_login: Login, slurm_lab: SlurmLab
+) -> None:
+    home = other_home(far, tmp_path, sshd_login, slurm_lab)
+    far.env["HOME"], host = str(tmp_path), f"odd-{tmp_path.name}"
+    words = ("submit", "--cluster", "far", "-t", "5", "--chdir", f"{tmp_path}/work", "train.py")
+    assert (
+        f"the working directory {tmp_path}/work does not exist on {host}: the path is below the home of "
+        f"this machine, and your home on {host} is {home}; write '~/work', with the quotes"
+    ) in far(*words, code=2).stderr
 
 
 def test_submission_without_a_connection_queues_nothing_and_reports_the_host(

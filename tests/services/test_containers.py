@@ -74,6 +74,19 @@ def test_a_container_job_uses_the_python_of_the_image(context: Context) -> None:
     assert os.environ.get("VIRTUAL_ENV", "no venv") not in text
 
 
+def test_a_tilde_in_the_path_of_an_image_is_the_home(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_apptainer(context)
+    monkeypatch.setenv("HOME", str(context.cwd))
+    (context.cwd / "torch.sif").write_text("")
+    text = render_with_container(context, container="~/torch.sif").replace("\\\n", "")
+    assert f'{context.cwd}/torch.sif bash "$DTSLURM_RUN_DIR/task.sh"' in " ".join(text.split())
+    text = render_with_container(context, roles=with_image_of_a_role("~/torch.sif"), output="~/%j.log")
+    assert f" {context.cwd}/torch.sif " in text
+    assert f'{context.cwd}/"$SLURM_JOB_ID".log' in text
+
+
 def test_an_image_reference_is_pulled_into_a_shared_folder(context: Context) -> None:
     install_apptainer(context)
     text = render_with_container(context, container="nvcr.io/nvidia/pytorch:25.01-py3")

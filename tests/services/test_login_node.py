@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,8 @@ from dtslurm.services.request import launcher_files
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.login_node import (
     cache_path,
+    expand_cluster_home,
+    explain_local_path,
     find_remote_python,
     forget,
     query_login_node,
@@ -70,6 +73,29 @@ def test_a_login_node_is_queried_once_a_day(context: Context) -> None:
     forget(context, fake_cluster(login))
     forget(context, fake_cluster(login))  # nothing is left, which is no error
     assert query_login_node(context, fake_cluster(login)).user == "ada"
+
+
+def test_a_tilde_is_expanded_to_the_home_of_the_cluster(context: Context, tmp_path: Path) -> None:
+    login = Login(TOLD)
+    expand = partial(expand_cluster_home, context, fake_cluster(login))
+    assert (expand("/data"), expand("data/~"), login.asked) == ("/data", "data/~", 0)
+    assert (expand("~/data"), expand("~"), login.asked) == ("/home/ada/data", "/home/ada", 1)
+    with pytest.raises(RequestInvalid, match="~eve/data: write the absolute path"):
+        expand("~eve/data")
+    here: Any = SimpleNamespace(remote=False)
+    assert expand_cluster_home(context, here, "~/data") == str(Path("~/data").expanduser())
+
+
+def test_a_path_below_the_home_of_this_machine_is_explained(context: Context, tmp_path: Path) -> None:
+    login = Login(TOLD, TOLD)
+    explain = partial(explain_local_path, context, fake_cluster(login))
+    assert explain(f"{tmp_path}/a") == (
+        ": the path is below the home of this machine, and your home on login1 is /home/ada; "
+        "write '~/a', with the quotes"
+    )
+    assert [explain(path) for path in ("/data", f"{tmp_path}-2/a")] == ["", ""]
+    context.env = {**context.env, "HOME": "/home/ada"}
+    assert explain("/home/ada/a") == ""
 
 
 def test_a_login_node_is_queried_again_for_another_variable(context: Context) -> None:

@@ -315,7 +315,7 @@ def test_probe_reports_reachable_internet_hosts() -> None:
     assert probe.online([["127.0.0.1", number]], 10) == {"127.0.0.1": False}
 
 
-def test_probe_reports_the_importable_torch(node: Path) -> None:
+def test_probe_reports_the_importable_torch(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(node, "python-with", "echo 2.9.0 12.8 31.26")
     assert probe.torch("python-with", 10) == {
         "python": f"{node}/bin/python-with",
@@ -326,6 +326,8 @@ def test_probe_reports_the_importable_torch(node: Path) -> None:
     program(node, "python-without", "exit 1")
     assert probe.torch("python-without", 10) == {"python": f"{node}/bin/python-without"}
     assert probe.torch("no-such-python", 10) is None
+    monkeypatch.setenv("HOME", str(node))  # as in a profile: python: ~/bin/python
+    assert probe.torch("~/bin/python-without", 10) == {"python": f"{node}/bin/python-without"}
 
 
 @pytest.mark.parametrize(("seconds", "slow"), [(59.9, False), (60.0, True), (61.0, True)])

@@ -14,6 +14,7 @@ from dtslurm.services.preflight import associations, interpreter, quota
 from dtslurm.services.preflight.containers import specs_by_option, unpulled
 from dtslurm.services.request import launcher_files, staging
 from dtslurm.services.wiring.context import ActiveCluster, Context
+from dtslurm.services.wiring.login_node import explain_local_path
 from dtslurm.slurm import commands
 from dtslurm.slurm.parse_errors import Trouble, can_never_run, classify_error, distinct_lines
 
@@ -97,7 +98,8 @@ def preflight(context: Context, cluster: ActiveCluster, submission: Submission) 
     for line in answer.stdout.splitlines():
         key, _, value = line.partition("=")
         if key == "missing":
-            problems += [text for letter, path, text in path_tests if (letter + path) == value]
+            explanation = explain_local_path(context, cluster, value[1:])
+            problems += [text + explanation for letter, path, text in path_tests if (letter + path) == value]
         elif key == "unwritable" and cluster.remote:
             is_writable = False
             refusals.append(f"the run root is not writable: {value}")

@@ -25,6 +25,7 @@ from dtslurm.services.request.code_snapshot import Code
 from dtslurm.services.request.launcher_detection import resumes_from_checkpoints
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import ActiveCluster, Context
+from dtslurm.services.wiring.login_node import expand_cluster_home
 
 KEYRING_SERVICE = "dtslurm"
 _Parsed = TypeVar("_Parsed")
@@ -196,14 +197,17 @@ def spec_of(
         code: the snapshot to run from; None to run in a folder on the cluster.
         activate: the folder of the environment to activate on the cluster; None without one.
     """
+    settings = {item.name: getattr(request, item.name) for item in fields(JobSettings)}
+    for name in ("output", "error"):
+        settings[name] = settings[name] and expand_cluster_home(context, cluster, settings[name])
     return JobSpec(
-        **{item.name: getattr(request, item.name) for item in fields(JobSettings)},
+        **settings,
         name=name_of(request),
         script=f"./{request.script}" if request.script.startswith("-") else request.script,
         args=request.args,
         module=request.module,
-        work_dir=_work_dir(context, request, code),
-        python=_remote_python(cluster, request)
+        work_dir=_work_dir(context, cluster, request, code),
+        python=remote_python(context, cluster, request)
         if cluster.remote
         else _local_python(context, request, activate),
         activate=activate,
@@ -216,13 +220,13 @@ def spec_of(
         hang_timeout=parsed_options.hang_timeout,
         total_time=parsed_options.total_time,
         resumes=resumes_from_checkpoints(context, request),
-        container=_absolute_image(context, request.container),
+        container=_absolute_image(context, cluster, request.container),
         fabric_check=bool(request.fabric_check),
         sample=cluster.profile.sample if request.sample is None else request.sample,
         stage_in=staging.texts(request.stage_in, staging.disk_of(request, cluster.profile)),
         stage_out=staging.texts(request.stage_out, is_stage_out=True),
         sbatch_options=request.sbatch,
-        roles=_roles_with_absolute_images(context, request.roles),
+        roles=_roles_with_absolute_images(context, cluster, request.roles),
         trials=request.trials,
         separate_streams=request.separate_streams,
         idle_limit=request.idle_limit,
@@ -266,34 +270,46 @@ def _parse_option(flag: str, text: str | None, parse: Callable[[str], _Parsed]) 
         return Checked(None, errors([f"{flag}: {error}"]))
 
 
-def _work_dir(context: Context, request: JobRequest, code: Code | None) -> str:
+def _work_dir(context: Context, cluster: ActiveCluster, request: JobRequest, code: Code | None) -> str:
     if code is not None:
         return code.work_dir
-    return str(context.cwd / expand_home(request.chdir)) if request.chdir else str(context.cwd)
+    if request.chdir:
+        return str(context.cwd / expand_cluster_home(context, cluster, request.chdir))
+    return str(context.cwd)
 
 
-def _remote_python(cluster: ActiveCluster, request: JobRequest) -> str:
-    """Return the interpreter on another machine: the requested, the profile's, the image's or PATH's."""
+def remote_python(context: Context, cluster: ActiveCluster, request: JobRequest) -> str:
+    """Return the interpreter on another machine: the requested, the profile's, the image's or PATH's.
+
+    Raises:
+        RequestInvalid, TransportError: as `expand_cluster_home`.
+    """
     if request.python is not None:
-        return request.python
-    return "python" if request.container else cluster.profile.environment.python or "python3"
+        return expand_cluster_home(context, cluster, request.python)
+    if request.container:
+        return "python"
+    return expand_cluster_home(context, cluster, cluster.profile.environment.python or "python3")
 
 
-def _absolute_image(context: Context, image: str | None) -> str | None:
-    """Return the image; a path relative to the working directory becomes absolute."""
+def _absolute_image(context: Context, cluster: ActiveCluster, image: str | None) -> str | None:
+    """Return the image; a path relative to the working directory or to the home becomes absolute."""
     if image is not None and image.startswith(("./", "../")):
         return str((context.cwd / image).resolve())
-    return image
+    return expand_cluster_home(context, cluster, image) if image is not None else None
 
 
-def _roles_with_absolute_images(context: Context, roles: Roles | None) -> Roles | None:
+def _roles_with_absolute_images(
+    context: Context, cluster: ActiveCluster, roles: Roles | None
+) -> Roles | None:
     """Return the roles; None for a run of one role."""
     if roles is None or not roles.others:
         return None
     others = [
         replace(
             role,
-            options=replace(role.options, container=_absolute_image(context, role.options.container)),
+            options=replace(
+                role.options, container=_absolute_image(context, cluster, role.options.container)
+            ),
         )
         for role in roles.others
     ]

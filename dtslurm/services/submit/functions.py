@@ -19,6 +19,7 @@ from dtslurm.errors import JobNotFound, RequestInvalid, TransportError
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.remote import answers
 from dtslurm.services.request.request import INTERNAL, JobRequest
+from dtslurm.services.request.spec import remote_python
 from dtslurm.services.results.fetch import fetch
 from dtslurm.services.submit.prepare import prepare
 from dtslurm.services.submit.submit import submit
@@ -189,7 +190,7 @@ def _python(context: Context, cluster: ActiveCluster, request: JobRequest) -> st
         return request.python or "python"
     if not cluster.remote:
         return request.python or sys.executable
-    python = request.python or cluster.profile.environment.python or "python3"
+    python = remote_python(context, cluster, request)
     output = cluster.transport.run([python, "-c", _PRINT_VERSIONS % (_MUST_MATCH,)], timeout=60)
     try:
         versions = answers.parse_object(output.stdout.splitlines()[-1], python)

@@ -10,8 +10,9 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtslurm.errors import CommandNotFound, DtslurmError, StoreError, TransportError
+from dtslurm.errors import CommandNotFound, DtslurmError, RequestInvalid, StoreError, TransportError
 from dtslurm.model.own_files import read_own_file
+from dtslurm.model.paths import expand_home
 from dtslurm.model.values import dataclass
 from dtslurm.remote.worker_program import PYTHONS
 from dtslurm.store.index import cache_folder
@@ -114,6 +115,39 @@ def find_remote_python(context: Context, cluster: ActiveCluster) -> str:
     if not python:
         raise CommandNotFound(f"{cluster.transport.host} has no Python 3.6 or later", hint=NO_PYTHON)
     return python
+
+
+def expand_cluster_home(context: Context, cluster: ActiveCluster, path: str) -> str:
+    """Return a path with a leading ``~`` expanded to the user's home on the cluster.
+
+    Raises:
+        RequestInvalid: the path begins with ``~USER``, and the cluster is reached over SSH.
+        TransportError: see `query_login_node`.
+    """
+    if not cluster.remote:
+        return str(expand_home(path))
+    if not path.startswith("~"):
+        return path
+    if path.partition("/")[0] != "~":
+        raise RequestInvalid(
+            [f"{path}: write the absolute path; on {cluster.transport.host} only your own ~ is expanded"]
+        )
+    return query_login_node(context, cluster).home + path[1:]
+
+
+def explain_local_path(context: Context, cluster: ActiveCluster, path: str) -> str:
+    """Return the reason why a path is missing on a cluster that has another home; empty without a reason."""
+    local_home = str(expand_home("~", context.env.get("HOME", "")))
+    if not cluster.remote or not f"{path}/".startswith(f"{local_home}/"):
+        return ""
+    node = query_login_node(context, cluster)
+    if node.home == local_home:
+        return ""
+    host = cluster.transport.host
+    return (
+        f": the path is below the home of this machine, and your home on {host} is {node.home}; write "
+        f"'~{path[len(local_home) :]}', with the quotes"
+    )
 
 
 def forget(context: Context, cluster: ActiveCluster) -> None:

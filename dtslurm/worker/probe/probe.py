@@ -223,7 +223,7 @@ def limits() -> Dict[str, Any]:
 
 def torch(python: str, limit: float) -> Optional[Record]:
     """Return torch's version, and the seconds that the first import on this node takes."""
-    program = shutil.which(python) if python else None
+    program = shutil.which(os.path.expanduser(python)) if python else None
     if program is None:
         return None
     started_at = time.monotonic()
