@@ -120,7 +120,9 @@ def test_python_without_jupyter_is_named(cli: Cli) -> None:
     python = cli.folder / "python"
     python.write_text(f'#!/bin/sh\nexec {os.environ.get("PYTHON", "/usr/bin/python3")} -I "$@"\n')
     python.chmod(0o700)
-    job = cli("notebook", *words_of(cli, "--python", str(python), "--parsable")).stdout.strip()
+    words = ("notebook", *words_of(cli, "--python", str(python), "--parsable"))
+    assert f"{python} has neither jupyterlab nor notebook" in cli(*words, code=2).stderr
+    job = cli(*words, "--no-check").stdout.strip()
     cli.started.append(job)
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "FAILED"
     assert "has no Jupyter: install jupyterlab" in cli("logs", job).stdout

@@ -13,6 +13,7 @@ import pytest
 from dtslurm.errors import RequestInvalid
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.submit.prepare import Prepared, prepare
+from dtslurm.services.submit.session import prepare_session
 from dtslurm.services.wiring.context import Context
 from tests.lab.cluster import SlurmLab
 
@@ -122,6 +123,26 @@ def test_only_the_modules_that_are_missing_are_reported(context: Context, tmp_pa
     ]
     (packages / "accelerate.py").touch()
     prepare_job(context, "local", launcher="accelerate")
+
+
+def test_a_notebook_without_jupyter_is_refused(context: Context, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv")
+    python = str(tmp_path / "venv" / "bin" / "python")
+    options = {"cluster": "local", "time": "10", "python": python}
+    with pytest.raises(RequestInvalid) as caught:
+        prepare_session(context, "notebook", "30m", ("--debug",), options)
+    assert list(caught.value.problems) == [
+        (
+            f"{python} has neither jupyterlab nor notebook nor jupyter_server, which a notebook needs: "
+            "install jupyterlab for this interpreter, activate an environment that has it before you "
+            "submit, or name another interpreter with --python"
+        )
+    ]
+    assert "--no-check" in caught.value.hint
+    prepare_session(context, "notebook", "30m", (), {**options, "setup": ("true",)})
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (packages / "notebook.py").touch()
+    prepare_session(context, "notebook", "30m", ("--debug",), options)
 
 
 def test_a_missing_configuration_file_of_the_launcher_is_refused(context: Context, tmp_path: Path) -> None:

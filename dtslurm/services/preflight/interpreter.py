@@ -1,20 +1,25 @@
-"""Checks, before the job runs, whether its interpreter has the modules that its launcher starts."""
+"""Checks, before the job runs, whether its interpreter has the modules of its launcher or of its notebook."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from shlex import quote
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.model.jobs.job import JobSpec
+from dtslurm.model.runs.record import SESSION_PROGRAM
 from dtslurm.services.wiring.context import ActiveCluster
+from dtslurm.worker.session import JUPYTERS
 
+_NOTEBOOK_MODULES = [module for module, _ in JUPYTERS]
 _EXIT_ABSENT = 3
-# The program ends without running exit handlers, so the names are the last text that the interpreter prints.
+# Each argument is a module, or several of which one is enough: a|b. The program ends without running exit
+# handlers, so the names are the last text that the interpreter prints.
 _PROGRAM = f"""\
 import importlib.util, os, sys
-absent = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
+absent = [names for names in sys.argv[1:] if not any(map(importlib.util.find_spec, names.split("|")))]
 os.write(1, ("absent=" + " ".join(absent)).encode())
 os._exit({_EXIT_ABSENT} if absent else 0)
 """
@@ -35,7 +40,7 @@ def look(spec: JobSpec, cluster: ActiveCluster) -> str:
     ):
         return ""
     python = _interpreter(spec)
-    modules = _launcher_modules(spec)
+    modules = ["|".join(_NOTEBOOK_MODULES)] if _is_notebook(spec) else _launcher_modules(spec)
     if not modules or not python.startswith("/"):
         return ""
     return (
@@ -45,16 +50,28 @@ def look(spec: JobSpec, cluster: ActiveCluster) -> str:
 
 
 def problems(spec: JobSpec, absent_modules: str) -> Iterator[str]:
-    """Yield the problem; ``absent_modules`` are the names of the launcher's modules that are missing."""
+    """Yield the problem; ``absent_modules`` are the names of the needed modules that are missing."""
     absent_names = absent_modules.split()
-    if absent_names:
-        is_one = len(absent_names) == 1
+    if not absent_names:
+        return
+    if _is_notebook(spec):
         yield (
-            f"{_interpreter(spec)} has no {'module' if is_one else 'modules'} {' and '.join(absent_names)}, "
-            f"which launcher {spec.launcher} needs: install the {'module' if is_one else 'modules'} for this "
-            f"interpreter, activate an environment that has {'it' if is_one else 'them'} before you submit, "
-            "or name another interpreter with --python"
+            f"{_interpreter(spec)} has neither {' nor '.join(_NOTEBOOK_MODULES)}, which a notebook needs: "
+            f"install {_NOTEBOOK_MODULES[0]} for this interpreter, activate an environment that has it "
+            "before you submit, or name another interpreter with --python"
         )
+        return
+    is_one = len(absent_names) == 1
+    yield (
+        f"{_interpreter(spec)} has no {'module' if is_one else 'modules'} {' and '.join(absent_names)}, "
+        f"which launcher {spec.launcher} needs: install the {'module' if is_one else 'modules'} for this "
+        f"interpreter, activate an environment that has {'it' if is_one else 'them'} before you submit, "
+        "or name another interpreter with --python"
+    )
+
+
+def _is_notebook(spec: JobSpec) -> bool:
+    return PurePosixPath(spec.script).name == SESSION_PROGRAM and spec.args[:1] == ("notebook",)
 
 
 def _interpreter(spec: JobSpec) -> str:
