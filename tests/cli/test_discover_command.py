@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -56,6 +57,29 @@ def test_discover_finds_no_new_values_in_its_own_profile(
     again = invoke(*DISCOVER, *FILE, code=0)
     assert "lab.yaml: no new values" in again.stderr
     assert profile_path.read_text() == text
+
+
+@pytest.mark.usefixtures("slurm")
+def test_discover_writes_a_profile_into_the_folder_above(
+    invoke: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "sub" / "cluster profiles").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    monkeypatch.chdir(folder / "sub")
+    monkeypatch.delenv("DTSLURM_TRUSTED_FOLDERS", raising=False)
+    for name, path, found_by in (
+        ("../cluster_profiles/lab.yaml", folder / "cluster_profiles/lab.yaml", None),
+        ("./cluster_profiles/lab.yaml", folder / "sub/cluster_profiles/lab.yaml", "lab"),
+        ("cluster profiles/lab.yaml", folder / "sub/cluster profiles/lab.yaml", None),
+        ("~/lab.yaml", folder / "home/lab.yaml", None),
+    ):
+        argument = found_by or shlex.quote(str(path))
+        done = invoke(*DISCOVER, "-o", name, code=0)
+        assert re.search(
+            f"wrote {path}: \\d+ values; verify it with dtslurm cluster check {argument}\n", done.stderr
+        )
+        invoke("cluster", "check", *shlex.split(argument), "--no-probe", "-l", "srun", code=0)
+        assert f"{path}: no new values" in invoke(*DISCOVER, "-o", name, code=0).stderr
 
 
 def test_discover_without_a_terminal_changes_a_profile_only_with_yes(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,9 @@ import click
 from dtslurm.cli import completers
 from dtslurm.cli.options import json_option, transport_option
 from dtslurm.cli.printing import output
+from dtslurm.errors import ProfileNotFound
 from dtslurm.logs.clean import safe
+from dtslurm.model.paths import expand_home
 from dtslurm.services.wiring.context import ActiveCluster, Context
 
 if TYPE_CHECKING:
@@ -100,7 +104,7 @@ def discover(
         context.cluster(cluster, transport) if cluster else context.cluster_without_profile(host, transport)
     )
     _require_slurm(active_cluster)
-    target = None if path is None else _check_profile_path(path)
+    target = None if path is None else _check_profile_path(context, path)
     existing_text = profile_file.existing(target) if target else None
     extends = profile_file.extended_by(existing_text, str(target)) if existing_text is not None else None
     options = service.DiscoverOptions(
@@ -124,7 +128,13 @@ def discover(
         _print_json(discovery, target, is_written=is_written)
     elif target is None:
         click.echo("\n".join(map(safe, discovery.text.split("\n"))), nl=False)
-        output.note(f"save the profile: dtslurm cluster discover -o cluster_profiles/{discovery.name}.yaml")
+        words = [
+            "-o",
+            f"cluster_profiles/{discovery.name}.yaml",
+            *(["--cluster", cluster] if cluster else []),
+        ]
+        words += [host] if host else []
+        output.note(f"save the profile: dtslurm cluster discover {shlex.join(words)}")
     if (
         target is not None
         and existing_text is not None
@@ -142,17 +152,25 @@ def _require_slurm(active_cluster: ActiveCluster) -> None:
         )
 
 
-def _check_profile_path(path: Path) -> Path:
-    if path.is_dir():
+def _check_profile_path(context: Context, path: Path) -> Path:
+    """Return the absolute path of the file to write, in the form in which dtslurm finds profiles."""
+    absolute_path = Path(os.path.normpath(context.cwd / expand_home(path)))
+    if absolute_path.is_dir():
         raise click.UsageError(f"{path} is a folder; name a file, such as {path}/mycluster.yaml")
     if path.suffix not in {".yaml", ".yml"}:
         raise click.UsageError(f"{path}: the file name of a profile must end in .yaml")
-    return path.absolute()
+    return absolute_path
 
 
-def _format_cluster_argument(path: Path) -> str:
-    """Return the value of --cluster for a profile's file."""
-    return path.stem if path.parent.name == "cluster_profiles" else str(path)
+def _format_cluster_argument(context: Context, path: Path) -> str:
+    """Return the value of --cluster for a profile's file: its name, if that leads to the file."""
+    from dtslurm.config import profiles
+
+    try:
+        is_found = profiles.find(path.stem, cwd=context.cwd, env=context.env) == path
+    except ProfileNotFound:
+        is_found = False
+    return shlex.quote(path.stem if is_found else str(path))
 
 
 def write_profile(
@@ -165,7 +183,7 @@ def write_profile(
         profile_file.save(context, path, discovery.text)
         output.note(
             f"wrote {path}: {len(discovery.found.facts)} values; verify it with dtslurm cluster check "
-            f"{_format_cluster_argument(path)}"
+            f"{_format_cluster_argument(context, path)}"
         )
         return True
     update = profile_file.amend_profile(old_text, discovery.found, str(path))
