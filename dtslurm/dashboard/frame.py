@@ -147,6 +147,8 @@ def _render_job(row: JobRow, job_page: Page, width: int, now: float) -> list[str
         share = job_page.forecast.share
         lines += ["", *([draw_bar(share, min(60, width))] if share is not None else [])]
         lines += words.describe_forecast(job_page.forecast, job_page.now)
+    states = [*words.describe_faults(job_page), *words.describe_roles(job_page, has_ended=row.over)]
+    lines += ["", *(text for text, _ in states)] if states else []
     for title, points in words.select_curves(job_page, 2):
         lines += ["", title, *draw_curve(points, min(width, 80), 4)]
     outliers = words.describe_outliers(job_page) or [(words.list_outliers(job_page), "")]

@@ -218,10 +218,7 @@ class JobScreen(BaseScreen):
             progress = f"{draw_bar(share, room)} " if share is not None and room >= 8 else ""
             lines.append((progress + forecast_lines[0], "" if page.forecast.stalled else "good"))
             lines += [(line, "warn") for line in forecast_lines[1:]]
-        if page.loss_diverged_at is not None:
-            lines.append((f"the loss is no number since step {page.loss_diverged_at}", "bad"))
-        if page.ranks_apart is not None:
-            lines.append((safe(page.ranks_apart.text), "bad" if page.ranks_apart.is_fault else "dim"))
+        lines += words.describe_faults(page)
         lines += words.describe_roles(page, has_ended=self._has_ended)
         lines += words.describe_outliers(page)
         self.show_lines("#progress", lines)

@@ -346,6 +346,16 @@ def describe_empty_pane(content: str, page: Page, *, has_ended: bool) -> str:
     return f"no {content}" if has_ended else f"no {content} yet"
 
 
+def describe_faults(page: Page) -> list[StyledText]:
+    """Return a line for a loss that is no number, and for ranks that train apart; empty without a fault."""
+    lines = []
+    if page.loss_diverged_at is not None:
+        lines.append((f"the loss is no number since step {page.loss_diverged_at}", "bad"))
+    if page.ranks_apart is not None:
+        lines.append((safe(page.ranks_apart.text), "bad" if page.ranks_apart.is_fault else "dim"))
+    return lines
+
+
 def describe_roles(page: Page, *, has_ended: bool) -> list[StyledText]:
     """Return a line for each role beside the ranks: its instances, restarts and load."""
     lines = []

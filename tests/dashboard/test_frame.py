@@ -13,6 +13,7 @@ from dtslurm.errors import JobNotFound
 from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.observe.run_list import Board
+from dtslurm.views.role_states import parse_roles
 from tests.dashboard.desk import Desk
 from tests.dashboard.samples import NOW, board, page_of, row
 
@@ -83,6 +84,17 @@ def test_the_page_shows_progress_curves_ranks_nodes_and_events() -> None:
     ):
         assert part in result
     assert "more ranks" not in result
+
+
+def test_the_page_shows_roles_and_faults_as_the_dashboard_does() -> None:
+    instance = {"instance": 0, "state": "ready", "node": "n0", "restarts": 1}
+    roles = parse_roles([{"name": "rollout", "instances": [instance]}])
+    apart = {"event": "not_distributed", "attempt": 0, "world_size": 4, "evidence": "no connection"}
+    point = replace(page_of(4).points[-1], step=2010, loss=float("nan"))
+    result = page_text(4, roles=roles, attempt=0, events=(apart,), points=(point,))
+    assert "\nrollout: 1 of 1 ready on n0, 1 restart\n" in result
+    assert "\nNOT DISTRIBUTED: the 4 ranks do not train together: no connection" in result
+    assert "\nthe loss is no number since step 2010\n" in result
 
 
 def test_many_ranks_are_shortened_to_the_first_with_a_count() -> None:
