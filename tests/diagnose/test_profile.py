@@ -57,7 +57,7 @@ def test_process_without_a_main_thread_counts_all_threads_and_an_empty_trace_not
     assert summarize("0", trace((100, (("thread (1): worker", "", 0), STEP)))).seconds == pytest.approx(1e-4)
     empty = summarize("0", [])
     assert (empty.seconds, set(empty.shares.values()), empty.hot_spots) == (0.0, {0.0}, ())
-    assert profile_row(empty) == ("0", "0%", "0%", "0%", "0%")
+    assert profile_row(empty) == ("0", "0%", "0%", "0%", "0%", "-")
 
 
 def test_end_without_a_begin_is_ignored() -> None:

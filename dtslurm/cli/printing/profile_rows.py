@@ -24,14 +24,14 @@ def memory_row(memory: RankMemory) -> tuple[str, ...]:
     """Return the row of the memory of a rank."""
     reserved = format_bytes(memory.reserved) if memory.reserved else "-"
     growth = f"{'-' if memory.growth < 0 else '+'}{format_bytes(abs(memory.growth))}"
-    spots = memory.spots[:1]
+    spot = "".join(f"{spot.operator} {format_bytes(spot.size)}" for spot in memory.spots[:1])
     return (
         memory.label,
         memory.device,
         format_bytes(memory.peak),
         reserved,
         growth,
-        *(f"{spot.operator} {format_bytes(spot.size)}" for spot in spots),
+        spot or "-",
     )
 
 
@@ -44,8 +44,8 @@ def profile_columns(profiles: Sequence[RankProfile]) -> tuple[str, ...]:
 def profile_row(profile: RankProfile) -> tuple[str, ...]:
     """Return the row of a rank: its shares, and its largest hot spot."""
     shares = [f"{share:.0%}" for share in profile.shares.values()]
-    spots = profile.hot_spots[:1]
-    return (profile.label, *shares, *(f"{spot.place} {spot.share:.0%}" for spot in spots))
+    spot = "".join(f"{spot.place} {spot.share:.0%}" for spot in profile.hot_spots[:1])
+    return (profile.label, *shares, spot or "-")
 
 
 def explain_straggler(profiles: Sequence[RankProfile]) -> str:
