@@ -198,6 +198,12 @@ def end_by_slurm_near_the_limit(attempt: Attempt) -> None:
         ),
         (end_by_slurm_near_the_limit, {}),
         (
+            lambda one: (one.folder / "restart").write_text("2\n"),
+            {"cause": "restart-request", "blame": "user", "summary": "the user requested a restart"},
+        ),
+        (lambda one: (one.folder / "restart").write_text("1\n"), {}),  # of the attempt before
+        (lambda one: (one.folder / "restart").write_text("half"), {}),
+        (
             lambda one: setattr(one.supervisor, "roles", SimpleNamespace(problem=lambda: {"cause": "role"})),
             {"cause": "role"},
         ),
@@ -209,6 +215,15 @@ def test_check_returns_the_first_cause_to_end_the_step(
 ) -> None:
     prepare(attempt)
     assert attempt.monitor()._check() == cause
+
+
+def test_restart_is_looked_for_as_rarely_as_silent_nodes(attempt: Attempt) -> None:
+    (attempt.folder / "restart").write_text("2\n")
+    monitor = attempt.monitor()
+    for monitor.rounds in (2, 4, 6):
+        assert monitor._check() == {}
+    monitor.rounds = 8
+    assert monitor._check()["cause"] == "restart-request"
 
 
 def test_restarted_agent_is_reported_and_recorded(attempt: Attempt) -> None:

@@ -28,6 +28,7 @@ def decide_on(end: AttemptEnd, *history: AttemptEnd, **options: Any) -> Decision
         ("cancelled", "user", "over"),
         ("time-limit", "user", "go-on"),
         ("preempted", "site", "go-on"),
+        ("restart-request", "user", "requested"),
         ("nan-loss", "code", "hopeless"),
         ("nan-loss", "unknown", "hopeless"),
         ("disk-full", "site", "maybe"),
@@ -69,6 +70,7 @@ def test_kind_of_an_end_depends_on_its_cause_and_its_blame(cause: str, blame: st
             "stop",
             "the time limit was reached; --total-time DURATION continues after it",
         ),
+        (ended("restart-request"), {"max_restarts": 0}, "restart", "the user requested it"),
         (ended("time-limit"), {"total_left": 60.0}, "requeue", "the time limit was reached"),
         (ended("time-limit"), {"total_left": 59.0}, "stop", "the requested total time is over"),
         (ended("preempted"), {}, "requeue", "the job was preempted"),
@@ -199,6 +201,13 @@ def test_uncounted_restart_leaves_the_budget() -> None:
         (ended("killed", progressed=None), [ended("segfault", progressed=None)] * 2, 0),
         (ended("killed", progressed=None, rank=1), [ended("killed", progressed=None, rank=2)] * 2, 0),
         (ended("preempted", progressed=None), [ended("preempted", progressed=None)] * 5, 0),
+        (ended("restart-request", progressed=False), [ended("killed", progressed=False)] * 2, 0),
+        (ended("killed", progressed=False), [ended("restart-request", progressed=False)] * 5, 0),
+        (
+            ended("killed", progressed=False),
+            [ended("killed", progressed=False), ended("restart-request"), ended("hang", progressed=False)],
+            3,
+        ),
     ],
 )
 def test_run_stops_after_three_attempts_without_progress(

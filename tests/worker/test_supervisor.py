@@ -142,6 +142,13 @@ def test_f33_requeues_for_time_limit_or_preemption_use_no_restart(cause: str) ->
     assert decide_on(ended("killed", 9, progressed=True), history).used == 1
 
 
+def test_requested_restart_uses_no_restart_and_excludes_no_node() -> None:
+    crashed = counted("killed", "killed", "killed")
+    decision = decide_on(ended("restart-request", 3, node="n2", progressed=False), crashed)
+    assert (decision.action, decision.counted, decision.budget) == ("restart", False, "")
+    assert (list(decision.exclude), decision.wait_s) == ([], 0.0)
+
+
 def test_f33_user_error_stops_the_run_without_a_restart() -> None:
     decision = decide_on(ended("python-exception", blame="code"), max_restarts=9)
     assert (decision.action, decision.counted, decision.budget) == ("stop", False, "")

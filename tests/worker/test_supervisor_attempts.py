@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -39,6 +40,7 @@ def attempt(
     """Run the attempt; its time passes as the watch over it sleeps, and meanwhile something happens."""
     now = Clock(meanwhile)
     monkeypatch.setattr(attempt_monitor, "time", now)
+    monkeypatch.setattr(slurm, "measure_clock", lambda: None)
     return keeper.attempt(0, keeper.nodes)
 
 
@@ -106,6 +108,45 @@ def test_f29_attempt_with_a_total_time_ends_before_the_time_limit_of_the_job(
     ended = attempt(keeper, monkeypatch, lambda _now: None)
     assert ended is not None
     assert (ended.cause, ended.summary) == ("time-limit", "the job's time limit is near")
+
+
+SAVES = "until [ -e {0}/told ]; do sleep 0.1; done; sleep 1; touch {0}/saved; exit {1}"
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_ranks_may_save_before_a_requested_restart_and_are_not_done_if_they_end_with_0(
+    site: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    keeper = begin(site, SAVES.format(site, code))
+    asked: list[list[str]] = []
+
+    def call(words: list[str]) -> tuple[int, str]:
+        asked.append(words)
+        (site / "told").touch()
+        return 0, ""
+
+    monkeypatch.setattr(slurm, "call", call)
+    ended = attempt(keeper, monkeypatch, lambda _now: (site / "restart").write_text("0\n"))
+    assert ended is not None
+    assert (ended.cause, ended.blame, ended.exit_code) == ("restart-request", "user", code)
+    assert (site / "saved").exists()
+    assert asked == [["scancel", "--signal=TERM", "17"]]
+    assert not (site / "done").exists()
+    [result] = keeper.ledger.events("attempt_ended")
+    assert (result["cause"], result["summary"]) == ("restart-request", "the user requested a restart")
+
+
+def test_requested_restart_spares_the_servers_of_other_roles(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = begin(site, "exec sleep 600")
+    keeper.roles = Mock(problem=dict, await_problem=dict, variables=dict, plan=Mock(main="trainer"))
+    keeper.roles.await_main_start.return_value = {}
+    monkeypatch.setattr(slurm, "call", lambda words: pytest.fail(f"the whole job is told: {words}"))
+    ended = attempt(keeper, monkeypatch, lambda _now: (site / "restart").write_text("0\n"))
+    assert ended is not None
+    assert (ended.cause, ended.exit_code) == ("restart-request", 143)
+    keeper.roles.ignore_ends.assert_not_called()
 
 
 def test_attempt_without_a_total_time_runs_past_the_early_end(

@@ -91,6 +91,8 @@ class AttemptMonitor:
             return {}  # Slurm ends the ranks by itself; ranks that still save may finish
         if supervisor.limit_is_near():
             return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit is near"}
+        if self.rounds % self.silence_every == 0 and lease.restart_requested(supervisor.run_dir, self.number):
+            return {"cause": "restart-request", "blame": "user", "summary": "the user requested a restart"}
         role_problem = supervisor.roles.problem() if supervisor.roles is not None else {}
         if role_problem:
             return dict(role_problem)

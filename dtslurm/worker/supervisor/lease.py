@@ -12,6 +12,7 @@ from .files import is_there, text_of, try_for
 
 NAME = "attempt"
 STOP = "stop"
+RESTART = "restart"
 DONE = "done"
 
 
@@ -44,6 +45,11 @@ def stopped(run_dir: str, patience_s: float = 0.0) -> bool:
     is_array_task = os.path.basename(os.path.dirname(run_dir.rstrip("/"))) == "tasks"
     folders = [run_dir, array_dir] if is_array_task else [run_dir]
     return any(is_there(os.path.join(folder, STOP), patience_s) for folder in folders)
+
+
+def restart_requested(run_dir: str, attempt: int) -> bool:
+    """Return whether the user has requested that this attempt ends and a new one begins."""
+    return (text_of(os.path.join(run_dir, RESTART)) or "").strip() == str(attempt)
 
 
 def finish(run_dir: str, attempt: int, patience_s: float) -> None:

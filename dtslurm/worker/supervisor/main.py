@@ -37,6 +37,7 @@ STALE = 87  # exit code when a later start of this job has taken the lease
 FAREWELL_S = 5.0
 PAUSES_S = (2.0, 4.0, 8.0, 16.0, 0.0)  # before a step is started again while Slurm cleans up the previous one
 LIMIT_PATIENCE_S = 5.0  # for scontrol to return the time limit when little time is left
+SAVE_ON_REQUEST_S = 120.0  # for ranks to save after TERM before a restart that the user requested
 SAVE_S = 15.0  # for ranks to save after TERM before the time limit; see `LIMIT_MARGIN_S`
 CONTROLLER_S = 45.0  # how long the end of training waits for a controller that is down, not to train twice
 FULL_S = 10.0  # how long the end of an attempt waits for a full disk, unless Slurm ends the job
@@ -329,15 +330,16 @@ class Supervisor:
             return None
         if findings.get("end"):
             monitor.beats.mark_alive(monitor.failed_at)
+        is_requested = findings.get("cause") == "restart-request"
+        may_save = is_requested or findings.get("cause") == "time-limit"
         if findings.get("cause") == "time-limit" and self.roles is not None:
             self.roles.ignore_ends()
-        if findings.get("cause") == "time-limit" and slurm.tell_ranks():
-            step.gone_within(SAVE_S)
+        # A requested restart spares the servers of other roles, which the signal would reach too.
+        if may_save and not (is_requested and self.roles is not None) and slurm.tell_ranks():
+            step.gone_within(SAVE_ON_REQUEST_S if is_requested else SAVE_S)
         code = step.code()
         if code is None:  # ranks that hang or have lost a peer ignore TERM
-            code = step.end(
-                KILL_AFTER_S if findings.get("cause") == "time-limit" or findings.get("end") else 1.0
-            )
+            code = step.end(KILL_AFTER_S if may_save or findings.get("end") else 1.0)
             self._farewells(monitor.beats, number)
         else:
             code = step.finish()
@@ -378,11 +380,12 @@ class Supervisor:
             beats: None if ``findings`` already has the cause.
         """
         code = findings.get("exit_code", code)
-        ordered_to_end = self.term_at is not None or findings.get("cause") == "time-limit"
+        is_requested = findings.get("cause") == "restart-request"
+        ordered_to_end = self.term_at is not None or is_requested or findings.get("cause") == "time-limit"
         if code and not ordered_to_end and ranks.all_done(self.run_dir, number, self._world_size(nodes)):
             self.say("every rank ended with 0, although Slurm lost the step (exit code {})".format(code))
             code = 0
-        if code == 0:
+        if code == 0 and not is_requested:
             findings = {"cause": "done", "blame": "unknown", "summary": "every rank ended with 0"}
         elif not findings.get("cause") and beats is not None:
             if code != WANTS_REQUEUE and ranks.all_saved(self.run_dir, number, self._world_size(nodes)):

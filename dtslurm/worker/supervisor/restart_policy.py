@@ -20,6 +20,7 @@ SUSPECTED = {"collective-timeout", "rendezvous", "hang"}
 # Nothing failed: training continues where it stopped.
 GO_ON = {"checkpointed", "time-limit", "preempted"}
 OVER = {"done", "cancelled"}
+REQUESTED = {"restart-request"}
 # May not happen again: the cause is unknown or was temporary.
 MAYBE = {"killed", "segfault", "abort", "exit-code", "unknown", "port-in-use", "role-restart"}
 
@@ -77,11 +78,10 @@ class RecoveryOptions(NamedTuple):
 
 
 def kind_of(end: AttemptEnd) -> str:
-    """Return the row of the table: over, go-on, hopeless, elsewhere, suspected or maybe."""
-    if end.cause in OVER:
-        return "over"
-    if end.cause in GO_ON:
-        return "go-on"
+    """Return the row of the table: over, requested, go-on, hopeless, elsewhere, suspected or maybe."""
+    for kind, causes in (("over", OVER), ("requested", REQUESTED), ("go-on", GO_ON)):
+        if end.cause in causes:
+            return kind
     if end.cause in HOPELESS and end.blame not in ("site", "node"):
         return "hopeless"
     if end.cause in ELSEWHERE and end.blame not in ("code", "user"):
@@ -100,6 +100,8 @@ def decide(end: AttemptEnd, history: Sequence[AttemptEnd], means: RecoveryOption
     kind = kind_of(end)
     if kind == "over":
         return Decision("stop", "training is done" if end.cause == "done" else "the run was cancelled")
+    if kind == "requested":
+        return Decision("restart", "the user requested it")
     if kind == "hopeless":
         return Decision("stop", _with_advice("the same failure would occur again", end))
     loop_reason = _explain_loop(end, history)
@@ -163,6 +165,8 @@ def _explain_loop(end: AttemptEnd, history: Sequence[AttemptEnd]) -> str:
     """Return the reason to stop if several attempts in a row made no progress; empty otherwise."""
     attempts_without_progress = 0
     for attempt in [end, *reversed(history)]:
+        if kind_of(attempt) == "requested":
+            continue
         same_failure = (attempt.cause, attempt.rank) == (end.cause, end.rank)
         if attempt.progressed is False or (
             attempt.progressed is None and same_failure and kind_of(attempt) != "go-on"
