@@ -38,10 +38,10 @@ def unpack(suite: str, prefix: Path) -> None:
     prefix.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{prefix.name}.", dir=prefix.parent) as name:
         scratch = Path(name)
-        apt = _apt(suite, scratch)
-        _run([*apt, "update"])
+        apt = own_apt(suite, scratch)
+        run([*apt, "update"])
         wanted = _wanted(apt)
-        _run([*apt, "--download-only", "--yes", "--no-install-recommends", "install", *wanted])
+        run([*apt, "--download-only", "--yes", "--no-install-recommends", "install", *wanted])
         made = scratch / "prefix"
         _lay_out(sorted((scratch / "cache/archives").glob("*.deb")), set(wanted), made)
         shutil.rmtree(prefix, ignore_errors=True)
@@ -55,12 +55,12 @@ def unpack(suite: str, prefix: Path) -> None:
         raise
 
 
-def _apt(suite: str, scratch: Path) -> list[str]:
+def own_apt(suite: str, scratch: Path, components: str = "main") -> list[str]:
     """Return apt-get's words for a world of its own, in which nothing is installed."""
     for folder in ("state/lists/partial", "cache/archives/partial"):
         (scratch / folder).mkdir(parents=True)
     (scratch / "status").touch()
-    (scratch / "sources").write_text(f"deb {_mirror()} {suite} main\n")
+    (scratch / "sources").write_text(f"deb {_mirror()} {suite} {components}\n")
     settings = {
         "Dir::State": scratch / "state",
         "Dir::State::status": scratch / "status",
@@ -80,7 +80,7 @@ def _apt(suite: str, scratch: Path) -> list[str]:
 
 def _mirror() -> str:
     """Return where this machine has its Debian packages from."""
-    result = _run(
+    result = run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian"]
     )
     mirrors = [line for line in result.splitlines() if "security" not in line]
@@ -92,7 +92,7 @@ def _mirror() -> str:
 def _wanted(apt: Sequence[str]) -> list[str]:
     """Return the packages to ask for: some have another name, or are part of another, in some releases."""
     cache = ["apt-cache", *apt[2:]]
-    words = set(_run([*cache, "pkgnames"]).split())
+    words = set(run([*cache, "pkgnames"]).split())
     database = next((pair for pair in DATABASE if words.issuperset(pair)), None)
     if database is None or not words.issuperset(PACKAGES):
         raise SlurmUnavailable("the suite lacks Slurm, MUNGE or MariaDB")
@@ -106,11 +106,11 @@ def _lay_out(debs: Sequence[Path], wanted: set[str], prefix: Path) -> None:
     prefix.mkdir()
     for deb in debs:
         if deb not in own and not deb.name.startswith(("base-files_", "base-passwd_")):
-            _run(["dpkg-deb", "-x", str(deb), str(prefix)])
+            run(["dpkg-deb", "-x", str(deb), str(prefix)])
     for folder in programs:
         shutil.rmtree(folder, ignore_errors=True)
     for deb in own:
-        _run(["dpkg-deb", "-x", str(deb), str(prefix)])
+        run(["dpkg-deb", "-x", str(deb), str(prefix)])
 
 
 def _give_libraries(prefix: Path) -> None:
@@ -131,9 +131,9 @@ def _give_libraries(prefix: Path) -> None:
     for file in _elf_files(prefix, plugins):
         # The old kind of entry holds for what a library or plugin loads, too.
         words = ["--force-rpath", "--set-rpath", text]
-        if _run([patchelf, "--print-interpreter", str(file)], check=False):
+        if run([patchelf, "--print-interpreter", str(file)], check=False):
             words += ["--set-interpreter", str(loaders[0])]
-        _run([patchelf, *words, str(file)])
+        run([patchelf, *words, str(file)])
 
 
 def _elf_files(prefix: Path, plugins: Path | None) -> list[Path]:
@@ -143,7 +143,8 @@ def _elf_files(prefix: Path, plugins: Path | None) -> list[Path]:
     return sorted(file for file in files if file.read_bytes()[:4] == b"\x7fELF")
 
 
-def _run(argv: Sequence[str], *, check: bool = True) -> str:
+def run(argv: Sequence[str], *, check: bool = True) -> str:
+    """Return the output of a command, empty if it failed and `check` is false."""
     env = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(
         list(argv),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -13,6 +15,7 @@ from dtslurm.cli.options import cluster_option, json_option, parse_ranks
 from dtslurm.cli.printing import output
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.runs.profile import RankMemory, RankProfile
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.observe.inside.execute import CommandStreams, execute
 from dtslurm.services.observe.inside.target_process import ProcessSelector
 from dtslurm.services.runs.runs import find
@@ -20,7 +23,8 @@ from dtslurm.services.runs.tasks import task_of
 from dtslurm.services.wiring.context import Context
 
 if TYPE_CHECKING:
-    from dtslurm.services.observe.inside.profile import Tool
+    from dtslurm.services.observe.inside.nsight import NsightReport
+    from dtslurm.services.observe.inside.profile import RecordedProfile, Tool
 
 
 class _ExecCommand(click.Command):
@@ -99,10 +103,10 @@ def _write(out: bytes, err: bytes) -> None:
 @click.option(
     "--with",
     "tool",
-    type=click.Choice(["py-spy", "torch", "memory"]),
+    type=click.Choice(["py-spy", "torch", "memory", "nsys"]),
     default="py-spy",
     show_default=True,
-    help="Observe Python stacks, or record operations and kernels of steps, or also their memory.",
+    help="Observe Python stacks, record operations and kernels of steps, also memory, or what nsys records.",
 )
 @click.option(
     "--seconds", type=click.IntRange(1, 60), metavar="N", help="Observe for this long. [default: 10]"
@@ -111,32 +115,89 @@ def _write(out: bytes, err: bytes) -> None:
     "--steps",
     type=click.IntRange(1, 100),
     metavar="N",
-    help="Record this many steps, without py-spy. [default: 3]",
+    help="Record this many steps, with torch and memory. [default: 3]",
 )
 @click.option(
     "-o", "--output", "folder", metavar="DIR", help="Write the traces there. [default: profile-JOB-TIME]"
 )
+@click.option("-y", "--yes", is_flag=True, help="Restart the attempt for nsys without confirmation.")
 @cluster_option
 @json_option
 @click.argument("job", metavar="JOB", shell_complete=completers.complete_jobs)
 def profile(
     ranks: str | None,
     role: str | None,
-    tool: Tool,
+    tool: Tool | Literal["nsys"],
     seconds: int | None,
     steps: int | None,
     folder: str | None,
+    yes: bool,
     cluster: str | None,
     as_json: bool,
     job: str,
 ) -> None:
-    """Profile ranks of the running JOB without a restart.
+    """Profile ranks of the running JOB.
 
     It prints where each rank spends its time, and which rank the others wait for. The traces open in
     https://ui.perfetto.dev. py-spy must be installed in the environment of the job. With torch and memory,
     its training loop must call end_step of dtslurm.train; with torch, a job that was submitted with
-    --env KINETO_USE_DAEMON=1 needs no call.
+    --env KINETO_USE_DAEMON=1 needs no call. Only nsys needs a restart of the attempt, and asks before.
     """
+    from dtslurm.cli.nsight_restart import record_with_nsight
+    from dtslurm.services.observe.inside.nsight import NsightTarget
+    from dtslurm.services.observe.inside.profile import ProfileRequest, record_profiles
+
+    unused = "steps" if tool in {"py-spy", "nsys"} else "seconds"
+    if {"steps": steps, "seconds": seconds}[unused] is not None:
+        raise RequestInvalid([f"--{unused} has no effect with {tool}"])
+    if ranks is not None and role is not None:
+        raise RequestInvalid(["--rank and --role exclude each other"])
+    if tool == "nsys" and role is not None:
+        raise RequestInvalid(["--role has no effect with nsys"], hint="choose ranks with --rank")
+    context = Context()
+    record = find(context, job, cluster)
+    if tool == "nsys":
+        nsight = NsightTarget(
+            context=context, record=record, ranks=parse_ranks(ranks), task=task_of(job, record)
+        )
+        reports = record_with_nsight(nsight, seconds or 10, yes=yes)
+        path = _make_folder(context, record, folder)
+        for report in reports:
+            _write_report(context, report, path)
+        _show(context, [report.profile for report in reports if report.profile], path, as_json=as_json)
+        return
+    target = ProcessSelector(ranks=parse_ranks(ranks), role=role, all_ranks=ranks is None and role is None)
+    request = ProfileRequest(tool, (seconds or 10) if tool == "py-spy" else (steps or 3))
+    recorded = record_profiles(context, record, target, request, task=task_of(job, record))
+    _show(context, recorded, _make_folder(context, record, folder), as_json=as_json)
+
+
+def _make_folder(context: Context, record: JobRecord, folder: str | None) -> Path:
+    time = datetime.fromtimestamp(context.clock())
+    path = context.cwd / (folder or f"profile-{record.job_id or record.name}-{time:%Y%m%d-%H%M%S}")
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make the folder {path}: {error.strerror}") from error
+    return path
+
+
+def _write_report(context: Context, report: NsightReport, path: Path) -> None:
+    """Write the report of nsys itself, which has more than the trace."""
+    if report.kept:
+        output.note(f"the report of rank {report.label} is large and stays on the cluster: {report.kept}")
+    else:
+        context.transport.put(report.report, str(path / f"{report.label}.{report.suffix}"))
+    if report.profile is None:
+        output.note(
+            f"nsys could not export the report of rank {report.label}, so there is no trace and no row"
+        )
+    elif not report.has_gpu_work:
+        output.note(f"nsys recorded no work of a GPU of rank {report.label}")
+
+
+def _show(context: Context, recorded: Sequence[RecordedProfile], path: Path, *, as_json: bool) -> None:
+    """Write the traces, and print what they show."""
     from dtslurm.cli.printing.profile_rows import (
         MEMORY_COLUMNS,
         explain_straggler,
@@ -144,24 +205,7 @@ def profile(
         profile_columns,
         profile_row,
     )
-    from dtslurm.services.observe.inside.profile import ProfileRequest, record_profiles
 
-    unused = "steps" if tool == "py-spy" else "seconds"
-    if {"steps": steps, "seconds": seconds}[unused] is not None:
-        raise RequestInvalid([f"--{unused} has no effect with {tool}"])
-    if ranks is not None and role is not None:
-        raise RequestInvalid(["--rank and --role exclude each other"])
-    context = Context()
-    record = find(context, job, cluster)
-    target = ProcessSelector(ranks=parse_ranks(ranks), role=role, all_ranks=ranks is None and role is None)
-    request = ProfileRequest(tool, (seconds or 10) if tool == "py-spy" else (steps or 3))
-    recorded = record_profiles(context, record, target, request, task=task_of(job, record))
-    time = datetime.fromtimestamp(context.clock())
-    path = context.cwd / (folder or f"profile-{record.job_id or record.name}-{time:%Y%m%d-%H%M%S}")
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot make the folder {path}: {error.strerror}") from error
     for item in recorded:
         name = f"{item.summary.label.replace('/', '-')}.json"
         context.transport.put(item.trace, str(path / name))
@@ -173,7 +217,7 @@ def profile(
     profiles = [summary for summary in summaries if isinstance(summary, RankProfile)]
     if memories:
         output.table(MEMORY_COLUMNS, [memory_row(memory) for memory in memories])
-    else:
+    elif profiles:
         output.table(profile_columns(profiles), [profile_row(profile) for profile in profiles])
     if text := explain_straggler(profiles):
         output.say(text)

@@ -63,6 +63,10 @@ elif sys.argv[1:2] == ["preflight"]:
     from worker.preflight.main import main
 
     main(sys.argv[2:])
+elif sys.argv[1:2] == ["exec"]:
+    from worker.lib.start_rank import main
+
+    main(sys.argv[2:])
 elif sys.argv[1:2] == ["notify"]:
     from worker.notify.sender import main
 

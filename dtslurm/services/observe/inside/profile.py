@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from dtslurm import assets
@@ -86,6 +86,21 @@ class RecordedProfile:
     trace: bytes
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankAnswers:
+    """What commands in the place of ranks printed.
+
+    Attributes:
+        code: the exit code of the first one that failed, else 0.
+        lines: each line of stdout with the label of its rank, the lowest rank first.
+        problems: the last lines of stderr.
+    """
+
+    code: int
+    lines: Sequence[tuple[str, bytes]]
+    problems: Sequence[str]
+
+
 @dataclass(frozen=True)
 class ProfileRequest:
     """What to record.
@@ -114,20 +129,14 @@ def record_profiles(
             not train with `dtslurm.train`.
         TransportError: the ranks cannot be profiled, or the connection was lost.
     """
-    outputs, problems = bytearray(), bytearray()
-
-    def write(out: bytes, err: bytes) -> None:
-        outputs.extend(out)
-        problems.extend(err)
-
     is_of_torch = request.tool != "py-spy"
     script = _RECORD_STEPS if is_of_torch else _RECORD
     command = ["sh", "-c", script, "dtslurm-profile", str(request.amount), str(_LONGEST_STEP_S)]
     if is_of_torch:
         program = assets.worker("probe/torch_request.py").read_text("utf-8")
         command += ["memory" if request.tool == "memory" else "", program]
-    streams = CommandStreams(write, has_labels=True)
-    code = execute(context, record, target, command, task=task, streams=streams)
+    answer = ask_ranks(context, record, target, command, task=task)
+    code = answer.code
     if code == _MISSING:
         raise RequestInvalid(
             ["py-spy is not installed where the ranks run"],
@@ -141,17 +150,45 @@ def record_profiles(
             + "; --with py-spy needs neither",
         )
     if code:
-        text = bytes(problems).decode("utf-8", "replace")
+        is_forbidden = not is_of_torch and any("ermission" in line for line in answer.problems)
         raise TransportError(
             "the ranks cannot be profiled",
-            evidence=[line for line in text.splitlines() if line.strip()][-5:],
+            evidence=answer.problems,
             hint="py-spy must be allowed to read processes of its user (kernel.yama.ptrace_scope=0)"
-            if "ermission" in text and not is_of_torch
+            if is_forbidden
             else "",
         )
+    return [interpret_trace(request.tool, label, decode(request.tool, data)) for label, data in answer.lines]
+
+
+def ask_ranks(
+    context: Context,
+    record: JobRecord,
+    target: ProcessSelector,
+    command: Sequence[str],
+    *,
+    task: str | None,
+) -> RankAnswers:
+    """Run a command in the place of each selected rank; return what it printed.
+
+    Raises:
+        RequestInvalid: the job does not run, or has no such part.
+        TransportError: the connection was lost.
+    """
+    outputs, problems = bytearray(), bytearray()
+
+    def write(out: bytes, err: bytes) -> None:
+        outputs.extend(out)
+        problems.extend(err)
+
+    streams = CommandStreams(write, has_labels=True)
+    code = execute(context, record, target, command, task=task, streams=streams)
     lines = [(label.decode(), data) for label, data in _LABEL.findall(bytes(outputs))]
     lines.sort(key=lambda line: _order_of(line[0]))
-    return [_interpret(request.tool, label, data) for label, data in lines]
+    text = bytes(problems).decode("utf-8", "replace")
+    return RankAnswers(
+        code=code, lines=lines, problems=[line for line in text.splitlines() if line.strip()][-5:]
+    )
 
 
 def _order_of(label: str) -> tuple[str, int]:
@@ -160,11 +197,24 @@ def _order_of(label: str) -> tuple[str, int]:
     return role, int(number) if number.isdecimal() else 0
 
 
-def _interpret(tool: str, label: str, data: bytes) -> RecordedProfile:
+def decode(tool: str, data: bytes) -> bytes:
+    """Return bytes that a rank printed in base64.
+
+    Raises:
+        InvalidAnswer: the data is damaged.
+    """
     try:
-        packed = base64.b64decode(data, validate=True)
+        return base64.b64decode(data, validate=True)
     except binascii.Error as error:
         raise answers.invalid(tool, f"damaged data ({error})") from error
+
+
+def interpret_trace(tool: str, label: str, packed: bytes) -> RecordedProfile:
+    """Return the trace of a rank with its summary.
+
+    Raises:
+        InvalidAnswer: it is no trace, or too large.
+    """
     trace = answers.unpack(packed, tool, limit=_LARGEST_TRACE)
     document = answers.parse_json(trace, tool, limit=_LARGEST_TRACE)
     if tool != "py-spy":

@@ -1,0 +1,44 @@
+"""``dtslurm profile --with nsys``: confirm and wait for the restart of the attempt, then record."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from dtslurm.cli.printing import output
+from dtslurm.errors import RequestInvalid
+from dtslurm.services.observe.inside.nsight import (
+    NsightReport,
+    NsightTarget,
+    record_nsight,
+    restart_below_nsight,
+    run_below_nsight,
+)
+
+_QUESTION = (
+    "nsys observes only what starts below it. Restart the attempt of job {}? Training loses the time since "
+    "its last checkpoint, and the start."
+)
+
+
+def record_with_nsight(target: NsightTarget, seconds: int, *, yes: bool) -> list[NsightReport]:
+    """Return what nsys recorded of the ranks, which are started anew below nsys if they do not run so.
+
+    Raises:
+        RequestInvalid: the restart was not confirmed, or is not possible.
+    """
+    if not run_below_nsight(target):
+        question = _QUESTION.format(target.job)
+        if not yes and not (sys.stdin.isatty() and click.confirm(question, default=False, err=True)):
+            raise RequestInvalid(
+                ["the restart of the attempt was not confirmed, and nothing was changed"],
+                hint="--yes restarts it without a question",
+            )
+        output.note("the attempt ends; waiting for the next one to train")
+        if not restart_below_nsight(target):
+            output.note(
+                "no steps of this run are known: recording begins a minute after its start; "
+                "repeat the command for another recording, without a restart"
+            )
+    return record_nsight(target, seconds)

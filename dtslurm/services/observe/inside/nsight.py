@@ -1,0 +1,219 @@
+"""Profile ranks of a running job with NVIDIA's nsys, which can only observe programs that start below it.
+
+The supervisor ends the attempt and begins a new one, in which `rank.sh` starts the chosen ranks below nsys. A
+recording then begins and ends at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import field, replace
+
+from dtslurm import assets
+from dtslurm.errors import RequestInvalid, TransportError
+from dtslurm.model.runs.profile import RankProfile
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.telemetry import RunTelemetry
+from dtslurm.model.values import dataclass
+from dtslurm.remote import answers
+from dtslurm.services.observe.inside.profile import (
+    RankAnswers,
+    RecordedProfile,
+    ask_ranks,
+    decode,
+    interpret_trace,
+)
+from dtslurm.services.observe.inside.target_process import ProcessSelector
+from dtslurm.services.observe.telemetry import RunPart, read_telemetry
+from dtslurm.services.wiring.context import Context
+
+_LARGEST_REPORT = 1 << 26  # bytes
+_RESTART_S = 900.0  # for the new attempt to start all its ranks, and then for its first step
+_WARM_UP_S = 60.0  # from the start of the ranks to the recording, if no steps of the run are known
+_POLL_S = 5.0
+_MISSING, _UNSUPERVISED, _NOT_BELOW = 127, 65, 67
+# The last of these commands tries what `rank.sh` will do: an attempt that cannot start would be lost.
+_CHECK = """\
+[ -z "${DTSLURM_NSIGHT_SESSION-}" ] || exit 0
+cd "$DTSLURM_RUN_DIR" || exit
+grep -qs DTSLURM_NSIGHT_SESSION rank.sh task.sh ../../rank.sh ../../task.sh || exit 65
+type nsys python3 >/dev/null 2>&1 || exit 127
+nsys launch --session-new="dtslurm-check-$SLURM_JOB_ID-${RANK:-0}" --trace=cuda,nvtx true >&2 || exit 66
+exit 67
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NsightReport:
+    """What nsys recorded of a rank.
+
+    Attributes:
+        label: the number of the rank.
+        profile: the trace and its summary; None if nsys could not export its report there.
+        report: the report, empty if it is too large and stays on the cluster.
+        suffix: the suffix of the file of a report.
+        kept: the path of the report on the cluster, empty if it was brought here.
+    """
+
+    label: str
+    profile: RecordedProfile | None = None
+    report: bytes = b""
+    suffix: str = ""
+    kept: str = ""
+
+    @property
+    def has_gpu_work(self) -> bool:
+        """Whether a GPU is known to have worked for the rank."""
+        summary = self.profile.summary if self.profile is not None else None
+        return isinstance(summary, RankProfile) and any(
+            summary.shares[kind] > 0 for kind in ("compute", "communication")
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NsightTarget:
+    """The ranks of a job that are to be profiled with nsys.
+
+    Attributes:
+        task: the task of a job array.
+    """
+
+    context: Context = field(repr=False)
+    record: JobRecord
+    ranks: tuple[tuple[int, int], ...] | None = None
+    task: str | None = None
+
+    @property
+    def job(self) -> str:
+        """The job as it is given to commands."""
+        return self.record.job_id or self.record.name
+
+    @property
+    def run_dir(self) -> str:
+        """The run directory of the run or of the array task."""
+        return self.record.run_dir if self.task is None else f"{self.record.run_dir}/tasks/{self.task}"
+
+
+def run_below_nsight(target: NsightTarget) -> bool:
+    """Return whether the ranks run below nsys already; otherwise, a restart lets them do so.
+
+    Raises:
+        RequestInvalid: the job does not run, has no such ranks, has no supervisor, or no nsys.
+        TransportError: the connection was lost, or nsys does not work there.
+    """
+    answer = _ask(target, ["sh", "-c", _CHECK, "dtslurm-check"])
+    if answer.code == _UNSUPERVISED:
+        raise RequestInvalid(
+            [f"nsys needs a restart of the attempt, and job {target.job} has no supervisor that restarts it"],
+            hint="submit the run with --max-restarts 3; --with py-spy and --with torch need no restart",
+        )
+    if answer.code == _MISSING:
+        raise RequestInvalid(
+            ["nsys is not on PATH where the ranks run"],
+            hint="submit the run again with the module that has it: --module NAME",
+        )
+    if answer.code not in {0, _NOT_BELOW}:
+        raise TransportError("nsys does not start where the ranks run", evidence=answer.problems)
+    return answer.code == 0
+
+
+def restart_below_nsight(target: NsightTarget) -> bool:
+    """End the running attempt, and wait until the ranks of the next one train below nsys.
+
+    Returns:
+        Whether training has reported a step since; otherwise the ranks have run for a minute.
+
+    Raises:
+        RequestInvalid: the run has ended instead.
+        TransportError: the connection was lost, or no attempt has begun.
+    """
+    context, run_dir = target.context, target.run_dir
+    before = _look(target)
+    if before.attempt is None:
+        raise RequestInvalid(["the run has not started an attempt"])
+    ranks = ["all"] if target.ranks is None else [
+        str(rank) for first, last in target.ranks for rank in range(first, last + 1)
+    ]  # fmt: skip
+    transport = context.cluster_of(target.record).transport
+    transport.put("".join(f"{rank}\n" for rank in ranks).encode(), f"{run_dir}/nsight-{before.attempt + 1}")
+    transport.put(f"{before.attempt}\n".encode(), f"{run_dir}/restart")
+    starts = _poll(target, before, "started its ranks")
+    started = next(current for current in starts if _all_run(current, before))
+    if before.train:
+        if not started.train:
+            next(current for current in _poll(target, started, "reported a step") if current.train)
+        return True
+    times = [rank.started for rank in started.ranks.values() if rank.started is not None]
+    context.sleep(max(0.0, _WARM_UP_S - (started.now - min(times))))
+    return False
+
+
+def _look(target: NsightTarget, previous: RunTelemetry | None = None) -> RunTelemetry:
+    part = RunPart(task=target.task)
+    return read_telemetry(target.context, target.record, part, previous_telemetry=previous, points=1)
+
+
+def _all_run(started: RunTelemetry, previous: RunTelemetry) -> bool:
+    """Return whether all ranks of a later attempt run."""
+    if started.attempt is None or started.attempt == previous.attempt:
+        return False
+    running = [rank for rank in started.ranks.values() if rank.running]
+    return bool(running) and len(running) == started.world_size
+
+
+def _poll(target: NsightTarget, previous: RunTelemetry, awaited: str) -> Iterator[RunTelemetry]:
+    """Yield the state of the run every few seconds, with what is new in it, for as long as one may wait.
+
+    Raises:
+        RequestInvalid: the job has ended or was requeued.
+        TransportError: the time to wait is over.
+    """
+    context = target.context
+    hint = f"dtslurm status {target.job} shows what the job does"
+    end = context.clock() + _RESTART_S
+    while context.clock() < end:
+        context.sleep(_POLL_S)
+        previous = _look(target, previous)
+        if any(event.get("event") == "ended" for event in previous.events):
+            raise RequestInvalid(["the job has ended, or was requeued, instead"], hint=hint)
+        yield previous
+    raise TransportError(f"the new attempt has not {awaited} within {_RESTART_S / 60:.0f} min", hint=hint)
+
+
+def record_nsight(target: NsightTarget, seconds: int) -> list[NsightReport]:
+    """Return what nsys records of the ranks in the next seconds, the lowest rank first.
+
+    Raises:
+        RequestInvalid: the job or a rank does not run.
+        TransportError: nsys failed, or the connection was lost.
+    """
+    program = assets.worker("probe/nsight_record.py").read_text("utf-8")
+    answer = _ask(target, ["python3", "-c", program, str(seconds)])
+    if answer.code:
+        raise TransportError("the ranks cannot be profiled", evidence=answer.problems)
+    reports: dict[str, NsightReport] = {}
+    for label, line in answer.lines:
+        kind, _, data = line.partition(b" ")
+        report = reports.get(label, NsightReport(label=label))
+        reports[label] = _add(report, kind.decode("utf-8", "replace"), decode("nsys", data))
+    for report in reports.values():
+        if not report.report and not report.kept:
+            raise answers.invalid("nsys", f"no report of rank {report.label}")
+    return list(reports.values())
+
+
+def _ask(target: NsightTarget, command: Sequence[str]) -> RankAnswers:
+    selector = ProcessSelector(ranks=target.ranks, all_ranks=target.ranks is None)
+    return ask_ranks(target.context, target.record, selector, command, task=target.task)
+
+
+def _add(report: NsightReport, kind: str, content: bytes) -> NsightReport:
+    """Return a report with one more part of it."""
+    if kind == "trace":
+        return replace(report, profile=interpret_trace("nsys", report.label, content) if content else None)
+    if kind == "kept":
+        text = content.decode("utf-8", "replace")
+        return replace(report, kept="".join(filter(str.isprintable, text)))
+    if kind not in {"nsys-rep", "qdstrm"} or len(content) > _LARGEST_REPORT:
+        raise answers.invalid("nsys", f"a report of an unknown kind ({len(content)} bytes)")
+    return replace(report, report=content, suffix=kind)
