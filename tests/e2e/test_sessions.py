@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from tests.conftest import skip_or_fail
 from tests.e2e.conftest import WITHOUT_SSH, Cli
 from tests.e2e.test_forward import Forward, forwarded
+from tests.ports import free_port
 from tests.sshd.servers import NoSshd, program
 from tests.waiting import busyness
 
@@ -76,6 +78,68 @@ def test_editor_reaches_the_place_of_the_job_and_the_job_outlives_the_connection
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir() if path.suffix != ".pub")
     assert "host_key" not in cli("fetch", job, "**", "-o", "fetched").stderr
     assert not list((cli.folder / "fetched").rglob("host_key*"))
+
+
+SERVER = """
+import http.server, os
+server = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+open("port.part", "w").write(str(server.server_port))
+os.rename("port.part", "port")
+server.serve_forever()
+"""
+INSTALL = """
+mkdir -p "$1" && cd "$1" || exit
+[ -e server.py ] || { echo "no server"; exit 3; }
+if ! [ -e port ]; then setsid python3 server.py </dev/null >log 2>&1 & fi
+until [ -e port ]; do sleep 0.1; done
+echo "listening on $(cat port)"
+exec cat
+"""
+
+
+def get_through_proxy(proxy_port: int, port: int) -> bytes:
+    """Return a page from a port of the other machine through an SSH client's SOCKS proxy (RFC 1928)."""
+    with socket.create_connection(("127.0.0.1", proxy_port), timeout=60 * busyness()) as connection:
+        connection.sendall(b"\5\1\0")
+        assert connection.recv(2, socket.MSG_WAITALL) == b"\5\0"
+        connection.sendall(b"\5\1\0\3\x09127.0.0.1" + port.to_bytes(2, "big"))
+        assert connection.recv(10, socket.MSG_WAITALL)[1] == 0
+        connection.sendall(b"GET /hello.txt HTTP/1.0\r\n\r\n")
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
+@ON_THIS_MACHINE
+def test_editor_installs_its_server_and_reaches_it_through_the_connection(cli: Cli, tmp_path: Path) -> None:
+    """The way of VS Code: a script on standard input, a server that stays, and a SOCKS proxy."""
+    (tmp_path / "server.py").write_text(SERVER)
+    (tmp_path / "hello.txt").write_text("hello from the job")
+    with forwarded(cli, *words_of(cli), command="code") as editor:
+        job_of(cli, editor)
+        assert log_in(editor, "mkdir", "-p", f"{tmp_path}/server").returncode == 0
+        [(config, name)] = re.findall(r"  connect        ssh -F (\S+) (\S+)", editor.text)
+        options = ["-F", config, "-o", "BatchMode=yes"]
+        limit = 60 * busyness()
+        copy = ["scp", "-q", *options, f"{tmp_path}/server.py", f"{name}:{tmp_path}/server/"]
+        assert subprocess.run(copy, check=False, timeout=limit).returncode == 0  # by SFTP
+        batch = f"put {tmp_path}/hello.txt {tmp_path}/server/hello.txt\n"
+        sftp = ["sftp", "-q", *options, "-b", "-", name]
+        done = subprocess.run(sftp, input=batch, text=True, check=False, timeout=limit, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        ports = []
+        for _ in range(2):  # the second connection finds the server that the first one has started
+            proxy_port = free_port()
+            argv = ["ssh", "-T", "-D", str(proxy_port), *options, name, "bash", "-s", f"{tmp_path}/server"]
+            with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+                assert client.stdin is not None
+                assert client.stdout is not None
+                client.stdin.write(INSTALL)
+                client.stdin.flush()
+                port = int(client.stdout.readline().removeprefix("listening on "))
+                assert get_through_proxy(proxy_port, port).endswith(b"hello from the job")
+                client.stdin.close()
+                assert client.wait(limit) == 0
+            ports.append(port)
+        assert ports[0] == ports[1]
 
 
 @ON_THIS_MACHINE
