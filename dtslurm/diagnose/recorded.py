@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dtslurm.diagnose import live
@@ -69,7 +70,27 @@ def find_observed_verdict(context: FailureContext) -> Verdict | None:
 def find_recorded_verdict(context: FailureContext) -> Verdict | None:
     """Return the verdict that the supervisor recorded, or None if it recorded no explanation."""
     event = _find_end_event(context)
-    return None if str(event.get("cause") or "") in _UNEXPLAINED else _verdict_from_event(event, context)
+    if str(event.get("cause") or "") in _UNEXPLAINED:
+        return None
+    verdict = _verdict_from_event(event, context)
+    continuation = _find_continuation(context)
+    if not continuation:
+        return verdict
+    return replace(verdict, summary=f"{verdict.summary}; {continuation}", advice="")
+
+
+def _find_continuation(context: FailureContext) -> str:
+    """Return how the run continued after the attempt in a new start of the job; empty if it did not."""
+    methods = [
+        event.get("by")
+        for event in context.findings.events
+        if event.get("event") == "onward"
+        and event.get("attempt") == context.facts.attempt
+        and event.get("done")
+    ]
+    if not methods:
+        return ""
+    return "the job was requeued" if methods[-1] == "requeue" else "the next job was queued"
 
 
 def _find_end_event(context: FailureContext) -> Mapping[str, Any]:
@@ -131,6 +152,22 @@ def _verdict_from_event(event: Mapping[str, Any], context: FailureContext) -> Ve
 def _usable_stacks(context: FailureContext) -> list[RankLook]:
     """Return the ranks whose Python stack was saved when the supervisor found the hang."""
     return [look for look in context.findings.stacks if look.frames and look.by in ("py-spy", "signal")]
+
+
+def has_requested_requeue(context: FailureContext) -> bool:
+    """Return whether the first rank that did not end with 0 saved and ended with 85.
+
+    Failures of other ranks are consequences: a rank that failed before would have been recorded instead.
+    """
+    first = context.findings.first
+    return first is not None and first[1] == WANTS_REQUEUE
+
+
+def judge_requeue_request(context: FailureContext) -> Verdict | None:
+    """Return the verdict on ranks of which the first ended with 85, or None if there was no such rank."""
+    if not has_requested_requeue(context):
+        return None
+    return find_recorded_verdict(context) or judge_checkpointed_ranks(context)
 
 
 def judge_checkpointed_ranks(context: FailureContext) -> Verdict | None:

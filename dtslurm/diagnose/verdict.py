@@ -36,11 +36,13 @@ from dtslurm.diagnose.follow_on_errors import format_ranges, list_consequences
 from dtslurm.diagnose.gpu_request import with_gpu_request
 from dtslurm.diagnose.peer_failures import find_first_weak_end, judge_peer_failures
 from dtslurm.diagnose.ranks_apart import FIX, find_ranks_apart
-from dtslurm.diagnose.reasons import EXCEPTION, Classifier, Reason, signal_of
+from dtslurm.diagnose.reasons import EXCEPTION, Classifier, RankEnd, Reason, signal_of
 from dtslurm.diagnose.recorded import (
     find_observed_verdict,
     find_recorded_verdict,
+    has_requested_requeue,
     judge_checkpointed_ranks,
+    judge_requeue_request,
     judge_role_failure,
 )
 from dtslurm.diagnose.setup import add_setup_failures
@@ -90,12 +92,8 @@ def _decide(context: FailureContext) -> Verdict:
     killed_verdict = batch_script_killed(context)
     if killed_verdict is not None:
         return killed_verdict
-    own_failures = context.of_kind("cause")
     external_cause = find_external_cause(context)
-    if external_cause == "node-failure":
-        own_failures = [end for end in own_failures if end.reason and end.reason.strength > 83]
-    elif external_cause in FROM_OUTSIDE:
-        own_failures = [end for end in own_failures if failed_before_stop(end, context)]
+    own_failures = _list_own_failures(context, external_cause)
     launcher_cause = find_launcher_cause(context)
     if own_failures and (
         launcher_cause is None or launcher_cause[1].strength < CERTAIN or strength(own_failures) >= EXCEPTION
@@ -110,6 +108,7 @@ def _decide(context: FailureContext) -> Verdict:
         return judge_launcher_cause(*launcher_cause, context)
     return (
         find_observed_verdict(context)
+        or judge_requeue_request(context)
         or judge_peer_failures(context)
         or _judge_weak(context)
         or find_recorded_verdict(context)
@@ -117,6 +116,18 @@ def _decide(context: FailureContext) -> Verdict:
         or not_launched(context)
         or _judge_without_cause(context)
     )
+
+
+def _list_own_failures(context: FailureContext, external_cause: str | None) -> list[RankEnd]:
+    """Return the ranks that ended for a reason of their own, not as a consequence of another end."""
+    if has_requested_requeue(context):
+        return []
+    own_failures = context.of_kind("cause")
+    if external_cause == "node-failure":
+        return [end for end in own_failures if end.reason and end.reason.strength > 83]
+    if external_cause in FROM_OUTSIDE:
+        return [end for end in own_failures if failed_before_stop(end, context)]
+    return own_failures
 
 
 def find_launcher_cause(context: FailureContext) -> tuple[LogEvidence, Reason] | None:

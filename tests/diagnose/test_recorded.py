@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.diagnose.failures import Left, diagnose_run
+from tests.diagnose.failures import LOST, Left, diagnose_run
 
 HANG = {"event": "hang", "attempt": 0, "time": 1_795_000_500.5, "rank": 1, "node": "n1",
         "summary": "all ranks wrote nothing for 18 s"}  # fmt: skip
@@ -133,6 +133,32 @@ def test_ranks_that_ended_with_85_are_reported_as_checkpointed(tmp_path: Path) -
     assert result.cause == "checkpointed"
     assert "dtslurm resubmit 17 --from-checkpoint" in result.advice
     assert result.followed_by[0].what == "saved a checkpoint and ended with 85"
+
+
+@pytest.mark.parametrize(
+    "log", [LOST, "Traceback (most recent call last):\nValueError: the other rank is gone"]
+)
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_rank_that_fails_after_another_ended_with_85_is_not_the_first_failure(
+    tmp_path: Path, log: str, *, is_recorded: bool
+) -> None:
+    event = {"event": "attempt_ended", "attempt": 0, "cause": "checkpointed", "summary": "the ranks saved"}
+    ranks = [Left("saved", 85), Left(log, 1, ended=602), Left(log, 1, ended=602)]
+    events = [event] if is_recorded else []
+    result = diagnose_run(tmp_path, *ranks, first=(0, 85), events=events, exit_code=85)
+    assert (result.cause, result.rank, result.node) == ("checkpointed", None, None)
+
+
+def test_a_rank_that_failed_before_another_ended_with_85_is_the_first_failure(tmp_path: Path) -> None:
+    ranks = [Left("saved", 85), Left("Traceback (most recent call last):\nValueError: no", 1, ended=590)]
+    result = diagnose_run(tmp_path, *ranks, first=(1, 1))
+    assert (result.cause, result.rank) == ("python-exception", 1)
+
+
+def test_a_hang_after_a_rank_ended_with_85_is_the_cause(tmp_path: Path) -> None:
+    ranks = [Left("saved", 85), Left(code=137, signal=9)]
+    result = diagnose_run(tmp_path, *ranks, first=(0, 85), events=[HANG])
+    assert (result.cause, result.rank) == ("hang", 1)
 
 
 def test_sacct_is_not_advised_without_accounting(tmp_path: Path) -> None:

@@ -81,6 +81,10 @@ def test_rank_may_continue_saving_after_other_ranks_have_exited_with_85(
     assert (run.logs(0) / f"rank-{slow}.log").read_text().splitlines()[-1] == "saved"
     assert [record.exit_code for record in run.ranks(0)] == [85] * 4
     assert (status["state"], status["exit_code"]) == ("FAILED", 85)
+    output = (run.path / "logs" / "batch.log").read_text()
+    assert "saved a checkpoint and ended with 85, which requests a requeue" in output
+    assert "failed first" not in output
+    assert "failed first" not in cli("diagnose", job).stdout
 
 
 @WITHOUT_SSH
