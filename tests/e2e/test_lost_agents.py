@@ -78,6 +78,7 @@ def test_f87_ranks_continue_training_when_an_agent_is_killed_or_frozen(
     assert events_of(run, "node_excluded") == []
     assert [event["node"] for event in events_of(run, "agent_restarted")] == [node]
     cli.wait_until(lambda: agent_processes(run, node) == [])
+    assert [path for path in run.logs(0).glob("rank*.log") if "Killed" in path.read_text()] == []
 
 
 @ON_SLURM

@@ -87,6 +87,9 @@ def test_f85_killed_supervisor_is_restarted_and_resumes_its_attempt(cli: Cli) ->
     [ended] = events_of(run, "attempt_ended")
     assert (ended["attempt"], ended["cause"], ended["exit_code"]) == (0, "done", 0)
     assert not list(run.path.glob("began-*-1"))
+    output = (run.path / "logs/batch.log").read_text()
+    assert "the supervisor was killed or crashed (exit code 137)" in output
+    assert "Killed" not in output
 
 
 @WITHOUT_SSH

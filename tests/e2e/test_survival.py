@@ -404,6 +404,7 @@ def test_f45_hanging_rank_is_detected_named_and_restarted(survival: Survival, la
     assert (hang["rank"], hang["node"]) == (1, case.nodes(0)[1])
     text = (case.run.path / "ranks/0/stacks" / f"{case.nodes(0)[0]}.txt").read_text()
     assert text.startswith("rank 0\n")
+    assert not [path for path in case.run.logs(0).glob("*.log") if " Killed  " in path.read_text()]
 
 
 def test_f45_hang_timeout_is_learned_from_the_steps(survival: Survival) -> None:
