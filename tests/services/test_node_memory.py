@@ -127,6 +127,14 @@ def test_a_node_excluded_by_a_run_is_added_to_the_bad_node_list_once(
     assert len((tmp_path / "team.jsonl").read_text().splitlines()) == 1
 
 
+def test_a_node_that_is_only_suspected_is_not_added(
+    context: Context, cluster: ActiveCluster, tmp_path: Path
+) -> None:
+    run = record(tmp_path, {**exclusion_event("n2", "no rank wrote output for 60 s"), "suspected": True})
+    bad_nodes.store_run_notes(context, run)
+    assert bad_node_names(context, cluster) == []
+
+
 def test_a_node_removed_manually_is_not_added_again(
     context: Context, cluster: ActiveCluster, tmp_path: Path
 ) -> None:

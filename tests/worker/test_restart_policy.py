@@ -89,6 +89,12 @@ def test_kind_of_an_end_depends_on_its_cause_and_its_blame(cause: str, blame: st
             "restart",
             "n2 may be the cause; it is excluded if the failure occurs again",
         ),
+        (
+            ended("hang", node="n2", rank=3, blame="code"),
+            {},
+            "restart",
+            "rank 3 waited in the training code itself, so no node is suspected",
+        ),
         (ended("link-down", node="n2"), {}, "restart", "n2 caused the failure; it is excluded"),
         (ended("link-down"), {}, "restart", "the failure may not occur again"),
         (
@@ -152,6 +158,9 @@ def test_node_that_cannot_be_replaced_is_not_excluded_without_a_requeue() -> Non
             ["n2"],
         ),
         (ended("hang", node="n2"), [ended("hang", node="n2"), *[ended("preempted")] * 3], []),
+        (ended("hang", node="n2", blame="code"), [ended("hang", node="n2", blame="code")], []),
+        (ended("hang", node="n2", blame="code"), [ended("hang", node="n2")], []),
+        (ended("hang", node="n2"), [ended("hang", node="n2", blame="code")], []),
     ],
 )
 def test_suspect_node_is_excluded_if_it_was_suspected_in_the_last_three_attempts(
@@ -160,7 +169,14 @@ def test_suspect_node_is_excluded_if_it_was_suspected_in_the_last_three_attempts
     decision = decide_on(end, *history)
     assert list(decision.exclude) == excluded
     if excluded:
-        assert decision.reason == "n2 caused the failure again; it is excluded"
+        assert decision.reason == "n2 may be the cause, for the second time; it is excluded from this run"
+        assert not decision.is_fault
+
+
+def test_only_nodes_with_a_fault_are_put_on_the_bad_node_list() -> None:
+    assert decide_on(ended("link-down", node="n2")).is_fault
+    assert decide_on(ended("link-down", node="n2"), wanted=3).is_fault
+    assert not decide_on(ended("hang", node="n2"), ended("hang", node="n2"), wanted=3).is_fault
 
 
 @pytest.mark.parametrize(

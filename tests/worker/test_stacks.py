@@ -16,6 +16,7 @@ import pytest
 
 from dtslurm.remote.worker_program import inline_program
 from dtslurm.worker.stacks import readers, stacks
+from dtslurm.worker.supervisor.hangs.own_code import waits_in_own_code
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -86,6 +87,31 @@ def test_py_spy_reports_every_thread_with_the_main_thread_first(start: Start) ->
     assert main["state"] == "S"
     assert "nanosleep" in main["waits"]
     assert process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("code", "is_own_wait"),
+    [
+        ("time.sleep(300)", True),
+        ("threading.Event().wait()", True),
+        ("queue.Queue().get()", True),
+        ("multiprocessing.Queue().get(timeout=300)", True),
+        ("subprocess.run(['sleep', '300'])", True),
+        ("[None for _ in iter(int, 1)]", False),  # may be a wait for a GPU that keeps a core busy
+        ("socket.create_server(('127.0.0.1', 0)).accept()", False),  # may be a wait for another rank
+    ],
+)
+def test_f45_wait_in_the_training_code_is_distinguished_from_other_waits(
+    start: Start, code: str, is_own_wait: bool
+) -> None:
+    process = start(f"""
+        import multiprocessing, queue, socket, subprocess, threading, time
+        THERE
+        {code}
+    """)
+    result = stacks.look([process.pid], interval=0.5)[process.pid]
+    assert result["by"] == "py-spy"
+    assert waits_in_own_code(result) is is_own_wait, stacks.text({process.pid: result})
 
 
 def test_computing_process_is_distinguished_by_its_cpu_time(start: Start) -> None:

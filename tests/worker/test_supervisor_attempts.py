@@ -334,6 +334,19 @@ def test_f43_bad_node_is_recorded_and_the_run_continues_without_the_node(
     assert "dtslurm: attempt 0 ended: node n2 is DOWN (node-failure)\n" in said
 
 
+def test_f45_node_of_a_repeated_hang_is_excluded_from_its_run_alone(site: Path) -> None:
+    keeper = begin(site, "")
+    (site / "job.json").write_text('{"schema": 1, "cluster": "ours"}')
+    hang = AttemptEnd(0, 1, "hang", rank=1, node="n2", summary="no rank wrote output", progressed=True)
+    assert keeper.judged(hang, []).action == "restart"
+    assert keeper.ledger.events("node_excluded") == []
+    keeper.judged(hang._replace(attempt=1), [hang])
+    [result] = keeper.ledger.events("node_excluded")
+    assert (result["node"], result["suspected"]) == ("n2", True)
+    assert keeper.healthy() == ["n1"]
+    assert not any("no rank wrote output" in line for line in read_supervisor_notes([str(site.parent)]))
+
+
 def test_f34_failed_requeue_is_reported_with_its_reason(
     site: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dtslurm.worker.supervisor.hangs.detector import FIRST_S, HangDetector, find_differing_rank
+from dtslurm.worker.supervisor.hangs.own_code import waits_in_own_code
 from dtslurm.worker.supervisor.heartbeats import Heartbeats
 from dtslurm.worker.supervisor.node import NodeAgent, bytes_of
 
@@ -305,3 +306,54 @@ def test_differing_rank_is_the_rank_that_waits_elsewhere() -> None:
     assert stopped[0] == 1
     assert find_differing_rank({0: same, 1: same}) is None
     assert find_differing_rank({0: same, 1: {"state": "R", "waits": "0"}}) is None
+
+
+# ---- the training code or the node ----
+
+TRAIN = "/home/me/train.py"
+PYTHON = "/opt/env/lib/python3.11/"
+TORCH = PYTHON + "site-packages/torch/"
+LOADER = TORCH + "utils/data/dataloader.py"
+
+
+def process_in(*files: str, waits: str = "", **more: Any) -> dict[str, Any]:
+    """Return a process whose main thread is in these files, the innermost first."""
+    frames = [{"function": "f", "file": name, "line": 7} for name in files]
+    thread = {"state": "S", "waits": waits, "frames": frames}
+    return {"state": "S", "threads": [thread, *more.pop("others", [])], **more}
+
+
+@pytest.mark.parametrize(
+    ("process", "is_own_wait"),
+    [
+        (process_in(TRAIN, waits="nanosleep (hrtimer_nanosleep)"), True),
+        (process_in(TRAIN, waits="(hrtimer_nanosleep)"), True),
+        (process_in(TRAIN, waits="select (do_select)"), True),  # time.sleep before Python 3.11
+        (process_in(TRAIN, waits="futex (futex_wait_queue)"), False),  # perhaps loss.item()
+        (process_in(TRAIN, waits="ioctl of /dev/nvidia0"), False),
+        (process_in(TRAIN, waits="nanosleep", state="D"), False),
+        (process_in(TRAIN, waits="nanosleep", state="T"), False),
+        (process_in(TRAIN, waits="nanosleep", blocked=True), False),
+        (process_in(PYTHON + "threading.py", PYTHON + "queue.py", TRAIN, waits="futex"), True),
+        (process_in(PYTHON + "threading.py", TORCH + "distributed/c10d.py", TRAIN, waits="futex"), False),
+        (process_in(PYTHON + "selectors.py", PYTHON + "multiprocessing/connection.py", LOADER, TRAIN), True),
+        (process_in(PYTHON + "selectors.py", TRAIN), False),
+        (process_in(PYTHON + "socket.py", TRAIN), False),
+        (process_in(TORCH + "_tensor.py", TRAIN, waits="nanosleep"), False),
+        (process_in(TORCH + "_tensor.py", waits="nanosleep"), False),
+        (
+            process_in(
+                PYTHON + "threading.py", TRAIN, others=process_in(TORCH + "distributed/c.py")["threads"]
+            ),
+            False,
+        ),
+        (process_in(PYTHON + "threading.py", TRAIN, others=[{"state": "D", "frames": []}]), False),
+        (process_in(waits="nanosleep"), False),
+        ({"state": "S", "threads": []}, False),
+        ({}, False),
+    ],
+)
+def test_f45_only_waits_of_python_itself_are_waits_in_the_training_code(
+    process: dict[str, Any], is_own_wait: bool
+) -> None:
+    assert waits_in_own_code(process) is is_own_wait

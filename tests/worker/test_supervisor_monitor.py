@@ -185,6 +185,21 @@ def test_f45_hang_is_recorded_with_its_evidence(
     assert (result["ranks"], result["summary"]) == ([0, 1], answer["summary"])
 
 
+@pytest.mark.parametrize(("function", "blame"), [("sleep", "code"), ("all_reduce", "unknown")])
+def test_f45_hang_in_the_training_code_is_no_fault_of_the_node(
+    site: Site, monkeypatch: pytest.MonkeyPatch, function: str, blame: str
+) -> None:
+    frame = {"function": "step", "file": "/home/me/train.py", "line": 3}
+    library = {"function": function, "file": "/env/lib/python3.11/site-packages/torch/distributed/x.py"}
+    thread = {"state": "S", "waits": "nanosleep", "frames": [frame]}
+    thread["frames"] = [frame] if function == "sleep" else [library, frame]
+    rank = {"state": "S", "threads": [thread], "node": "n1"}
+    watch = site.watch(monkeypatch, hang_timeout=60)
+    monkeypatch.setattr(watch.beats, "stacks", lambda _patience_s: {**stacks(), 1: rank})
+    answer = watch._report_hang(watch.quiet.hang({}, site.now))
+    assert (answer["rank"], answer["node"], answer["blame"]) == (1, "n1", blame)
+
+
 def test_f45_stacks_of_only_some_ranks_do_not_prove_a_hang(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

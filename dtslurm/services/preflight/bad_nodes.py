@@ -252,7 +252,9 @@ def _iter_run_notes(record: JobRecord) -> Iterator[NodeNote]:
     tasks = list(run.tasks().values()) if record.array is not None else []
     for event_source in [run, *tasks[:_MANY_TASKS]]:
         for event in event_source.events():
-            if event.get("event") == "node_excluded" and isinstance(event.get("time"), int | float):
+            if event.get("event") != "node_excluded" or event.get("suspected"):
+                continue  # a node that is only suspected is excluded from that run alone
+            if isinstance(event.get("time"), int | float):
                 reason = nodes.make_printable(event.get("reason"))
                 yield _make_note(record, str(event.get("node")), reason, float(event["time"]))
 

@@ -8,6 +8,7 @@ from . import lease, slurm
 from .agents import Agents
 from .files import text_of
 from .hangs.detector import Hang, HangDetector
+from .hangs.own_code import waits_in_own_code
 from .heartbeats import Heartbeats
 from .ranks import WANTS_REQUEUE
 from .step import RunningStep
@@ -171,4 +172,9 @@ class AttemptMonitor:
         values = {"rank": hang.rank, "node": hang.node, "summary": hang.summary}
         ledger.event("hang", self.number, ranks=ranks, since=round(hang.since), **values)
         self.supervisor.notifications.request()
-        return dict(values, cause="hang", blame="unknown")
+        blame = "code" if self._waits_in_own_code(hang.rank, stacks) else "unknown"
+        return dict(values, cause="hang", blame=blame)
+
+    def _waits_in_own_code(self, rank: Optional[int], stacks: Dict[int, Dict[str, Any]]) -> bool:
+        process = self.beats.ranks().get(rank, {}) if rank is not None else {}
+        return rank in stacks and waits_in_own_code(dict(stacks[rank], blocked=process.get("blocked")))

@@ -567,7 +567,7 @@ class Supervisor:
         )
         decision = restart_policy.decide(end, history, recovery_options)
         for name in decision.exclude:
-            self.exclude(name, end.summary, end.attempt)
+            self.exclude(name, end.summary, end.attempt, is_fault=decision.is_fault)
         budget: Dict[str, Any] = {"budget": decision.budget, "used": decision.used, "of": decision.of}
         self.ledger.event(
             "decision", end.attempt, action=decision.action, reason=decision.reason,
@@ -585,11 +585,15 @@ class Supervisor:
             )
         return decision
 
-    def exclude(self, name: str, reason: str, attempt: Optional[int] = None) -> None:
-        """Record that this run excludes a node, also for the jobs that the user submits from now on."""
+    def exclude(
+        self, name: str, reason: str, attempt: Optional[int] = None, *, is_fault: bool = True
+    ) -> None:
+        """Record that this run excludes a node; with ``is_fault``, also for the next jobs of the user."""
         when = round(time.time(), 3)
-        self.ledger.event("node_excluded", attempt, node=name, reason=reason, time=when)
-        bad_nodes.note(self.run_dir, name, reason, when)
+        suspected: Dict[str, Any] = {} if is_fault else {"suspected": True}
+        self.ledger.event("node_excluded", attempt, node=name, reason=reason, time=when, **suspected)
+        if is_fault:
+            bad_nodes.note(self.run_dir, name, reason, when)
 
     def _wait_for_restart(self, seconds: float, number: int) -> Dict[str, Any]:
         """Wait before a restart; return the cause that prevents it, empty if it may take place."""

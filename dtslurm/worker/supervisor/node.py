@@ -159,6 +159,8 @@ class NodeAgent:
             process = ranks.setdefault(rank, {"cpu": 0.0, "moved": 0})
             process["cpu"] = round(process["cpu"] + status["cpu"], 2)
             process["moved"] += bytes_of(pid)
+            if status["state"] == "D":
+                process["blocked"] = True
         for rank, process in ranks.items():
             main_pid = self._main_pid_of(rank, ours)
             if isinstance(main_pid, int):

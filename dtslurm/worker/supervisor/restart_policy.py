@@ -44,6 +44,8 @@ class Decision(NamedTuple):
         budget: that budget, a value of `BUDGETS`; empty if the cause has none.
         used: restarts of that budget so far, this one included; ``of`` is the number allowed.
         exit_code: exit code of the job; None keeps that of the attempt.
+        is_fault: whether the excluded nodes are known to have a fault. A node that is only suspected is not
+            put on the bad-node list, because the code of the rank on that node may be the cause.
     """
 
     action: str
@@ -55,6 +57,7 @@ class Decision(NamedTuple):
     used: int = 0
     of: int = 0
     exit_code: Optional[int] = None
+    is_fault: bool = True
 
 
 class RecoveryOptions(NamedTuple):
@@ -116,7 +119,7 @@ def decide(end: AttemptEnd, history: Sequence[AttemptEnd], means: RecoveryOption
         text = text.format(used, budget) if of else "no restart is allowed"
         return Decision("stop", text, budget=budget, used=used, of=of)
     decision = _restart(kind, end, history, means)
-    return decision._replace(counted=True, budget=budget, used=used + 1, of=of)
+    return decision._replace(counted=True, budget=budget, used=used + 1, of=of, is_fault=kind != "suspected")
 
 
 def _restart(kind: str, end: AttemptEnd, history: Sequence[AttemptEnd], means: RecoveryOptions) -> Decision:
@@ -151,14 +154,20 @@ def _continue_run(end: AttemptEnd, means: RecoveryOptions) -> Decision:
 
 
 def _bad_node(kind: str, end: AttemptEnd, history: Sequence[AttemptEnd]) -> List[str]:
-    if not end.node:
+    if not end.node or _is_own_hang(end):
         return []
     if kind == "elsewhere":
         return [end.node]
     is_repeated = any(
-        kind_of(earlier) == "suspected" and earlier.node == end.node for earlier in history[-3:]
+        kind_of(earlier) == "suspected" and earlier.node == end.node and not _is_own_hang(earlier)
+        for earlier in history[-3:]
     )
     return [end.node] if kind == "suspected" and is_repeated else []
+
+
+def _is_own_hang(end: AttemptEnd) -> bool:
+    """Return whether the rank that hung waited in the training code itself, see `hangs.own_code`."""
+    return end.cause == "hang" and end.blame == "code"
 
 
 def _explain_loop(end: AttemptEnd, history: Sequence[AttemptEnd]) -> str:
@@ -192,9 +201,12 @@ def _backoff(kind: str, end: AttemptEnd, history: Sequence[AttemptEnd]) -> float
 
 
 def _explain_restart(kind: str, end: AttemptEnd, exclude: Sequence[str]) -> str:
+    if exclude and kind == "suspected":
+        return "{} may be the cause, for the second time; it is excluded from this run".format(exclude[0])
     if exclude:
-        suffix = " again" if kind == "suspected" else ""
-        return "{} caused the failure{}; it is excluded".format(", ".join(exclude), suffix)
+        return "{} caused the failure; it is excluded".format(", ".join(exclude))
+    if _is_own_hang(end):
+        return "rank {} waited in the training code itself, so no node is suspected".format(end.rank)
     if kind == "suspected" and end.node:
         return "{} may be the cause; it is excluded if the failure occurs again".format(end.node)
     return "the failure may not occur again"
