@@ -198,6 +198,51 @@ def test_attempt_progressed_if_it_reached_a_higher_step_than_all_earlier_attempt
     assert ledger.progressed(len(steps) - 1) is progressed
 
 
+@pytest.mark.parametrize(
+    ("attempts", "progressed"),
+    [
+        ([range(1, 100), range(1, 103)], False),  # the second attempt was only faster
+        ([range(1, 100), range(1, 300)], True),
+        ([range(1, 100), range(91, 103)], True),  # from a checkpoint
+        ([range(1, 100), [], range(1, 103)], False),
+        ([range(1, 100), [0, *range(91, 150)]], True),  # one record before the checkpoint was loaded
+        ([range(91, 103), range(1, 104)], False),
+    ],
+)
+def test_attempt_that_repeats_the_steps_of_the_attempt_before_made_no_progress(
+    ledger: Ledger, attempts: list[Any], progressed: bool
+) -> None:
+    for attempt, steps in enumerate(attempts):
+        write_steps(ledger, attempt, *({"step": step} for step in steps))
+    assert ledger.progressed(len(attempts) - 1) is progressed
+    assert bool(ledger.warn_of_repetition(len(attempts) - 1)) is not progressed
+
+
+def test_steps_that_begin_again_in_each_epoch_are_compared_by_epoch(ledger: Ledger) -> None:
+    for attempt in range(3):
+        write_steps(ledger, attempt, *({"epoch": min(attempt, 1), "step": step} for step in range(50)))
+    assert [ledger.progressed(attempt) for attempt in range(3)] == [True, True, False]
+
+
+def test_repetition_is_reported_with_its_evidence(ledger: Ledger, tmp_path: Path) -> None:
+    assert ledger.warn_of_repetition(0).startswith(
+        "it is unknown whether training progresses from job to job"
+    )
+    (tmp_path / "checkpoints").mkdir()
+    for attempt in range(3):
+        ledger.note_checkpoints(attempt)
+        write_steps(ledger, attempt, *({"step": step} for step in range(1, 100 + attempt)))
+    assert ledger.warn_of_repetition(0) == ""
+    text = "attempt 2 began again at step 1, as attempt 1 did, "
+    assert ledger.warn_of_repetition(2).startswith(
+        text + "and $DTSLURM_CHECKPOINT_DIR contains nothing new: "
+    )
+    assert ledger.progressed(2) is False
+    (tmp_path / "checkpoints/step-90").touch()
+    assert ledger.warn_of_repetition(2).startswith(text + "although $DTSLURM_CHECKPOINT_DIR contains check")
+    assert ledger.progressed(2) is True
+
+
 def test_checkpoints_of_the_configured_folder_show_progress(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

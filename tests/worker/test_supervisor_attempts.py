@@ -334,6 +334,29 @@ def test_f43_bad_node_is_recorded_and_the_run_continues_without_the_node(
     assert "dtslurm: attempt 0 ended: node n2 is DOWN (node-failure)\n" in said
 
 
+@pytest.mark.parametrize(
+    ("total_time", "cause"), [(86400, "time-limit"), (0, "time-limit"), (86400, "killed")]
+)
+def test_run_with_a_total_time_stops_if_its_jobs_repeat_the_same_steps(
+    site: Path, capfd: pytest.CaptureFixture[str], total_time: int, cause: str
+) -> None:
+    keeper = begin(site, "", f"--total-time={total_time}")
+    history: list[AttemptEnd] = []
+    decisions = []
+    for attempt in range(4):
+        metrics = site / "metrics" / str(attempt)
+        metrics.mkdir(parents=True)
+        lines = [json.dumps({"step": step}) for step in range(1, 100 + attempt)]
+        (metrics / "train.jsonl").write_text("\n".join(lines))
+        end = AttemptEnd(attempt, 143, cause, progressed=keeper.ledger.progressed(attempt), rank=attempt)
+        decisions.append(keeper.judged(end, history))
+        history.append(end)
+    said = capfd.readouterr().out
+    assert said.count("began again at step 1") == (3 if (total_time, cause) == (86400, "time-limit") else 0)
+    assert decisions[-1].reason == "3 consecutive attempts made no progress"
+    assert (decisions[-1].action, decisions[-1].exit_code) == ("stop", 93)
+
+
 def test_f45_node_of_a_repeated_hang_is_excluded_from_its_run_alone(site: Path) -> None:
     keeper = begin(site, "")
     (site / "job.json").write_text('{"schema": 1, "cluster": "ours"}')

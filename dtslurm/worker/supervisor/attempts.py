@@ -4,12 +4,20 @@ import errno
 import json
 import os
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from ..lib.json_records import read_lines, read_object, whole_number
+from ..lib.json_records import finite_number, read_lines, read_object, whole_number
 from .files import names_in, try_for, try_put
 
 _CHECKPOINTS = "checkpoints.json"
+_Position = Tuple[float, int]  # epoch and step
+
+
+class _Span(NamedTuple):
+    """The first and the last position in training that an attempt reported."""
+
+    first: _Position
+    last: _Position
 
 
 class AttemptEnd(NamedTuple):
@@ -39,6 +47,7 @@ class Ledger:
     def __init__(self, run_dir: str) -> None:
         self.run_dir = run_dir
         self.events_path = os.path.join(run_dir, "events.jsonl")
+        self._spans: Dict[int, Optional[_Span]] = {}  # of attempts that have ended
 
     def event(
         self, name: str, attempt: Optional[int] = None, *, patience_s: float = 0.0, **values: Any
@@ -161,13 +170,77 @@ class Ledger:
         """Return whether an attempt progressed further than all earlier attempts; None if unknown.
 
         Compares the steps that training reports; without them, compares the files in the checkpoint folder
-        with those at the beginning of the attempt. Their times are not compared with a clock, because the
-        clocks of the node and the file server may differ.
+        with those at the beginning of the attempt. An attempt that repeats the steps of the attempt before
+        made no progress even if it reached a few more steps, unless it saved a checkpoint.
         """
-        step = self.step_of(attempt)
-        if step is not None:
-            earlier_steps = [self.step_of(number) for number in range(attempt)]
-            return step > max([earlier for earlier in earlier_steps if earlier is not None] or [-1])
+        span = self._span_of(attempt)
+        if span is None:
+            return self._has_saved(attempt)
+        if self._find_repeated(attempt) is not None and not self._has_saved(attempt):
+            return False
+        spans = [self._span_of(number) for number in range(attempt)]
+        return all(earlier is None or span.last > earlier.last for earlier in spans)
+
+    def warn_of_repetition(self, attempt: int) -> str:
+        """Return a warning if an attempt repeated steps, or if its progress is unknown; else empty text."""
+        if self.progressed(attempt) is None and not self._list_checkpoints():
+            return (
+                "it is unknown whether training progresses from job to job, because there is no step in "
+                "$DTSLURM_METRICS and no file in $DTSLURM_CHECKPOINT_DIR; a run that saves no checkpoint "
+                "repeats the same steps"
+            )
+        span, repeated = self._span_of(attempt), self._find_repeated(attempt)
+        if span is None or repeated is None:
+            return ""
+        text = "attempt {} began again at step {}, as attempt {} did, ".format(
+            attempt, span.first[1], repeated
+        )
+        if self._list_checkpoints():
+            text += "although $DTSLURM_CHECKPOINT_DIR contains checkpoints: "
+            return text + "load the newest checkpoint at the start"
+        return text + (
+            "and $DTSLURM_CHECKPOINT_DIR contains nothing new: save a checkpoint before the time limit, "
+            "and load the newest checkpoint at the start"
+        )
+
+    def _find_repeated(self, attempt: int) -> Optional[int]:
+        """Return the last earlier attempt with steps if this attempt repeated its steps; None otherwise.
+
+        It repeats them if its first step is not higher, and most of its steps had been reached before.
+        """
+        span = self._span_of(attempt)
+        for number in range(attempt - 1, -1, -1):
+            earlier = self._span_of(number)
+            if span is not None and earlier is not None:
+                balance = sum(1 if at <= earlier.last else -1 for at in self._positions_of(attempt))
+                return number if span.first <= earlier.first and balance > 0 else None
+        return None
+
+    def _span_of(self, attempt: int) -> Optional[_Span]:
+        """Return the first and the last position that an attempt reported; None without steps."""
+        if attempt in self._spans:
+            return self._spans[attempt]
+        span: Optional[_Span] = None
+        for at in self._positions_of(attempt):
+            span = _Span(at, at) if span is None else _Span(min(span.first, at), max(span.last, at))
+        if any(event.get("attempt") == attempt for event in self.events("attempt_ended")):
+            self._spans[attempt] = span
+        return span
+
+    def _positions_of(self, attempt: int) -> Iterator[_Position]:
+        """Yield the epoch and the step of each record; steps may begin again in each epoch."""
+        path = os.path.join(self.run_dir, "metrics", str(attempt), "train.jsonl")
+        for record in read_lines(path):
+            step = whole_number(record.get("step"))
+            if step is not None:
+                yield finite_number(record.get("epoch")) or 0.0, step
+
+    def _has_saved(self, attempt: int) -> Optional[bool]:
+        """Return whether the checkpoint folder has changed since an attempt began; None if unknown.
+
+        The times of the files are not compared with a clock, because the clocks of the node and of the file
+        server may differ.
+        """
         initial = read_object(os.path.join(self.run_dir, "ranks", str(attempt), _CHECKPOINTS)).get("changed")
         checkpoints = self._list_checkpoints()
         if not isinstance(initial, dict) or not checkpoints:

@@ -576,6 +576,10 @@ class Supervisor:
         )  # fmt: skip
         if end.cause != "done":
             self.say("attempt {} ended: {} ({})".format(end.attempt, end.summary, end.cause))
+            is_chain = total_time and end.cause == "time-limit"
+            warning = self.ledger.warn_of_repetition(end.attempt) if is_chain else ""
+            if warning:
+                self.say("warning: {}".format(warning))
             delay_text = ", in {:.0f} s".format(decision.wait_s) if decision.wait_s else ""
             budget_text = " (restart {} of {} after {})".format(decision.used, decision.of, decision.budget)
             self.say(
