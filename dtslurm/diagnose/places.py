@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from dtslurm.diagnose.follow_on_errors import format_ranges
 from dtslurm.model.runs.live import RankLook, StackFrame, StackGroup
+from dtslurm.worker.lib.wait_words import describe_wait
 
 BUSY = 0.5  # cores; a rank that uses less does not compute
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|^<frozen|^<string>")
@@ -160,11 +161,9 @@ def words(look: RankLook, kind: str) -> str:
         description = _WORDS_WITHOUT_FRAMES.get(kind, kind)
         if kind == "ended" and look.exit_code is not None:
             description += f" with exit code {look.exit_code}"
-        return (
-            f"{description}: {_strip_numbers(look.waits)}"
-            if look.waits and kind in ("blocked", "sleeps")
-            else description
-        )
+        if kind == "sleeps":
+            return describe_wait(look.waits) or description
+        return _add_wait(description, look) if kind == "blocked" else description
     innermost = look.frames[0]
     user_frame = own_frame(look)
     description = f"{_VERBS[kind]} {format_frame(innermost)}"
@@ -172,12 +171,13 @@ def words(look: RankLook, kind: str) -> str:
         description += (
             f", called {'at' if user_frame.function == '<module>' else 'by'} {format_frame(user_frame)}"
         )
-    return f"{description}: {_strip_numbers(look.waits)}" if look.waits and kind == "blocked" else description
+    return _add_wait(description, look) if kind == "blocked" else description
 
 
-def _strip_numbers(waits: str) -> str:
-    """Return the kernel's wait channel without numbers that differ from rank to rank."""
-    return re.sub(r"\b(socket|pipe|anon_inode):\[[^\]]*\]", r"a \1", waits)
+def _add_wait(description: str, look: RankLook) -> str:
+    """Return the description of a blocked rank with what the rank waits for, if that is known."""
+    wait = describe_wait(look.waits)
+    return f"{description}: {wait}" if wait else description
 
 
 def places(looks: Sequence[RankLook]) -> tuple[StackGroup, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtslurm.diagnose.live import judge
+from dtslurm.diagnose.live import judge, place_of
 from dtslurm.diagnose.places import kind_of, short
 from dtslurm.model.runs.live import RankLook, StackFrame
 
@@ -322,3 +322,22 @@ def test_stack_locations_are_shortened() -> None:
     assert place.what == "sleeping in read (data/loader.py:88)"
     [place] = judge([rank_look(0, LOADS)], 1).places
     assert place.what == "waiting for its data, in get (queue.py:171), called by train (run/train.py:120)"
+
+
+@pytest.mark.parametrize(
+    ("state", "waits", "text"),
+    [
+        ("S", "futex (futex_wait_queue)", "waiting for a lock"),
+        ("S", "nanosleep (hrtimer_nanosleep)", "sleeping"),
+        ("S", "", "sleeping"),
+        (
+            "D",
+            "read of /data/x (folio_wait_bit)",
+            "waiting for a device or file system: reading from /data/x",
+        ),
+        ("D", "", "waiting for a device or file system"),
+    ],
+)
+def test_the_wait_of_a_rank_without_a_stack_is_described_in_words(state: str, waits: str, text: str) -> None:
+    look = rank_look(0, state=state, by="proc", moved=None, waits=waits)
+    assert place_of(look) == text

@@ -79,7 +79,7 @@ def test_the_answer_of_a_node_is_merged_with_the_rank_records(
         {"function": None, "file": "x", "line": None},
     ]
     thread = {"state": "S", "waits": "futex", "frames": frames}
-    worker = {"pid": 99, "cpu": None, "threads": [{"state": "D", "waits": "nfs", "frames": []}]}
+    worker = {"pid": 99, "cpu": None, "threads": [{"state": "D", "waits": "nfs_wait", "frames": []}]}
     looks: dict[int, dict[str, Any]] = {
         0: {
             "pid": 170,
@@ -101,7 +101,9 @@ def test_the_answer_of_a_node_is_merged_with_the_rank_records(
     first, second = result.looks
     assert (first.pid, first.state, first.cpu, first.moved, first.waits) == (170, "S", 0.5, True, "futex")
     assert [(frame.function, frame.line) for frame in first.frames] == [("step", 9), ("None", 0)]
-    assert first.workers == ("process 99: waiting for a device or file system: nfs",)
+    assert first.workers == (
+        "process 99: waiting for a device or file system: waiting for a network file system",
+    )
     assert (second.pid, second.state, second.cpu, second.by) == (71, "R", 0.0, "proc")
     assert result.by == {"py-spy": 1, "proc": 1}
     assert result.missing == ("no stacks of 1 rank: no py-spy",)

@@ -544,7 +544,8 @@ def test_hang_summary_names_the_differing_rank_and_its_node(tmp_path: Path) -> N
     ],
 )
 def test_differing_rank_is_alone_in_its_function(places: list[str], result: tuple[int, str] | None) -> None:
-    assert find_differing_rank({rank: {"waits": place} for rank, place in enumerate(places)}) == result
+    threads = [[{"frames": [{"function": place}] if place else []}] for place in places]
+    assert find_differing_rank({rank: {"threads": thread} for rank, thread in enumerate(threads)}) == result
 
 
 @pytest.mark.parametrize(
@@ -559,14 +560,12 @@ def test_differing_rank_is_the_lowest_whose_process_cannot_run(state: str, words
 @pytest.mark.parametrize(
     ("process", "place"),
     [
-        ({"threads": [{"frames": [{"function": name} for name in "abc"]}]}, "a < b"),
-        ({"threads": [{"frames": [{"function": "a"}]}], "waits": "poll"}, "a"),
-        ({"threads": [{"frames": [], "waits": "futex"}], "waits": "poll"}, "futex"),
-        ({"threads": [], "waits": "poll"}, "poll"),
+        ({"threads": [{"frames": [{"function": name} for name in "abc"]}]}, "in a < b"),
+        ({"threads": [{"frames": [{"function": "a"}]}], "waits": "poll"}, "in a"),
+        ({"threads": [{"frames": [], "waits": "futex"}], "waits": "poll"}, "waiting for a lock"),
+        ({"threads": [], "waits": "poll"}, "waiting for events"),
         ({}, ""),
     ],
 )
-def test_place_of_a_rank_is_its_innermost_functions_or_its_wait_channel(
-    process: dict[str, Any], place: str
-) -> None:
+def test_place_of_a_rank_is_its_innermost_functions_or_its_wait(process: dict[str, Any], place: str) -> None:
     assert place_of(process) == place

@@ -299,7 +299,7 @@ def test_differing_rank_is_the_rank_that_waits_elsewhere() -> None:
     same = {"state": "S", "waits": "do_poll"}
     assert find_differing_rank({0: same, 1: same, 2: {"state": "S", "waits": "hrtimer_nanosleep"}}) == (
         2,
-        "it is in hrtimer_nanosleep, the others are in do_poll",
+        "it is sleeping, the others are waiting for events",
     )
     stopped = find_differing_rank({0: same, 1: {"state": "T", "waits": "do_signal_stop"}})
     assert stopped is not None

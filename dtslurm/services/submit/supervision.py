@@ -187,7 +187,8 @@ def _build_rules_zip(package: Path) -> bytes:
         "runs/live.py",
     )
     model = [package / "model" / name for name in names]
-    worker = [package / "worker" / name for name in ("__init__.py", "lib/__init__.py", "lib/json_records.py")]
+    lib_names = ("__init__.py", "lib/__init__.py", "lib/json_records.py", "lib/wait_words.py")
+    worker = [package / "worker" / name for name in lib_names]
     paths = [package / "__init__.py", *model, *worker, *sorted((package / "diagnose").glob("*.py"))]
     modules = {f"{package.name}/{path.relative_to(package)}": path.read_bytes() for path in paths}
     return _build_zip({"__main__.py": _DIAGNOSE_MAIN.encode(), **modules})

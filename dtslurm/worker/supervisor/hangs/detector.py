@@ -4,6 +4,7 @@ import os
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
+from ...lib.wait_words import describe_wait
 from ..files import names_in
 from . import BYTES_PER_S, IDLE, STOPPED, WINDOW_S, ActivitySummary
 from .signals import PICTURES, GpuActivity, StackHistory
@@ -36,17 +37,19 @@ def find_differing_rank(ranks: Dict[int, Dict[str, Any]]) -> Optional[Tuple[int,
             groups.setdefault(place_of(process), []).append(rank)
     sorted_groups = sorted(groups.items(), key=lambda item: len(item[1]))
     if len(sorted_groups) > 1 and len(sorted_groups[0][1]) == 1 and len(sorted_groups[1][1]) > 1:
-        return sorted_groups[0][1][0], "it is in {}, the others are in {}".format(
+        return sorted_groups[0][1][0], "it is {}, the others are {}".format(
             sorted_groups[0][0], sorted_groups[-1][0]
         )
     return None
 
 
 def place_of(process: Dict[str, Any]) -> str:
-    """Return where a rank's main thread is: its innermost functions, or the kernel's wait channel."""
+    """Return in words where a rank's main thread is: in its innermost functions, or what it waits for."""
     threads = process.get("threads") or [{}]
     frames = [str(frame.get("function")) for frame in (threads[0].get("frames") or [])[:2]]
-    return " < ".join(frames) or str(threads[0].get("waits") or process.get("waits") or "")
+    if frames:
+        return "in {}".format(" < ".join(frames))
+    return describe_wait(str(threads[0].get("waits") or process.get("waits") or ""))
 
 
 class HangDetector:
