@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.lab.cluster import FOREIGN, LONGEST_ROOT, SlurmLab
 from tests.lab.software import SlurmUnavailable, Software, find_or_unpack
@@ -39,6 +40,10 @@ TAKE_LONGEST = (
     "e2e/test_submitits_own.py",
 )
 OF_THE_SUITE = {"DTSLURM_REQUIRE_SLURM", "DTSLURM_SLURM_PREFIX"}
+
+# The machine may be busy: how long an example takes says nothing.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def pytest_configure() -> None:

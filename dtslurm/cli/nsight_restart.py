@@ -23,7 +23,7 @@ _QUESTION = (
 
 
 def record_with_nsight(target: NsightTarget, seconds: int, *, yes: bool) -> list[NsightReport]:
-    """Return what nsys recorded of the ranks, which are started anew below nsys if they do not run so.
+    """Return what nsys recorded of the ranks, after a restart if they do not run below nsys yet.
 
     Raises:
         RequestInvalid: the restart was not confirmed, or is not possible.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
-
 from dtslurm.planner import constants, hardware
 from dtslurm.planner.estimate import Estimator
 from dtslurm.planner.hardware import Machine
@@ -12,10 +10,6 @@ from dtslurm.planner.search import TrainingTask
 from dtslurm.planner.setting import Setting
 
 SHIPPED = constants.default()
-
-# the machine may be busy: how long an example takes says nothing
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
 
 
 def nodes(count: int, gpu: str = "H100-80GB") -> Machine:
