@@ -97,12 +97,18 @@ def test_chosen_ranks_restart_below_nsys_and_are_recorded_as_often_as_asked(cli:
     cli.wait_until(lambda: cli("logs", job, "--rank", "1").stdout.count("early signal") == 1)
     cli(*ask, "-o", "second", timeout=300)
     assert (cli.folder / "second/1.nsys-rep").exists()
+
+    # The other rank needs a restart; then the reports of two nodes arrive at the same time.
+    ask = ["profile", job, "--with", "nsys", "--seconds", "1", "--yes", "-o", "third"]
+    assert "the attempt ends" in cli(*ask, timeout=300).stderr
+    names = sorted(item.name for item in (cli.folder / "third").iterdir())
+    assert names == ["0.json", "0.nsys-rep", "1.json", "1.nsys-rep"]
     (cli.folder / "stop").touch()
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     run = cli.run_dir(job)
-    assert [event["attempt"] for event in events_of(run, "attempt")] == [0, 1]
+    assert [event["attempt"] for event in events_of(run, "attempt")] == [0, 1, 2]
     decisions = [(event["reason"], event["counted"]) for event in events_of(run, "decision")]
-    assert decisions == [("the user requested it", False), ("training is done", False)]
+    assert decisions == [*[("the user requested it", False)] * 2, ("training is done", False)]
     began = [
         int(line.split()[-1])
         for line in cli("logs", job, "--attempt", "1").stdout.splitlines()

@@ -20,6 +20,9 @@ from dtslurm.services.observe.inside.profile import ProfileRequest, record_profi
 from dtslurm.services.observe.inside.target_process import ProcessSelector
 from tests.waiting import wait_until
 
+# srun passes lines of up to 1024 bytes on in one piece, with the label of the rank and a kind in front.
+LONGEST_LINE = 700
+
 
 def start(
     tmp_path: Path, *, pid: int, limit_s: int = 100, subjects: Sequence[str] = ()
@@ -57,14 +60,16 @@ def end_of(process: subprocess.Popen[str], tmp_path: Path) -> tuple[int, str, st
 
 
 @pytest.mark.parametrize("subjects", [(), ("memory",)])
-def test_trace_is_printed_in_one_line(tmp_path: Path, subjects: Sequence[str]) -> None:
+def test_trace_is_printed_in_lines_that_srun_does_not_split(tmp_path: Path, subjects: Sequence[str]) -> None:
     process = start(tmp_path, pid=os.getpid(), subjects=subjects)
     trace = take_request(tmp_path, subjects)
     part = trace.with_suffix(".part")
-    part.write_text('{"traceEvents": []}\n' * 1000)
+    part.write_text(text := os.urandom(5000).hex())
     part.replace(trace)
     code, out, errors = end_of(process, tmp_path)
-    assert (code, errors, out.count("\n")) == (0, "", 1)
+    assert (code, errors) == (0, "")
+    assert max(map(len, out.splitlines())) <= LONGEST_LINE
+    assert gzip.decompress(base64.b64decode(out.replace("\n", ""), validate=True)).decode() == text
 
 
 def test_reason_of_the_rank_is_printed(tmp_path: Path) -> None:
@@ -150,3 +155,19 @@ def test_profiles_are_in_the_order_of_the_ranks(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(profile, "execute", execute)
     recorded = record_profiles(nothing, nothing, ProcessSelector(), ProfileRequest("py-spy", 3))
     assert [item.summary.label for item in recorded] == ["9", "10", "server/0", "server/1"]
+
+
+def test_lines_of_ranks_on_several_nodes_may_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = base64.b64encode(gzip.compress(b"[" + b" " * 1000 + b"]")).decode()
+    pieces = [data[start : start + 8] for start in range(0, len(data), 8)]
+    assert len(pieces) > 3
+
+    def execute(*args: Any, streams: CommandStreams, **options: Any) -> int:
+        for piece in pieces:
+            streams.write("".join(f"[{rank}] {piece}\n" for rank in (8, 0)).encode(), b"")
+        return 0
+
+    nothing: Any = None
+    monkeypatch.setattr(profile, "execute", execute)
+    recorded = record_profiles(nothing, nothing, ProcessSelector(), ProfileRequest("py-spy", 3))
+    assert [(item.summary.label, len(item.trace)) for item in recorded] == [("0", 1002), ("8", 1002)]

@@ -111,9 +111,10 @@ def test_window_grows_until_the_trace_has_the_steps(folder: Path, rank: subproce
     client = Client(folder, rank.pid)
     done = run(rank.pid, 3, 60)
     client.stop()
-    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 700  # srun would mix longer lines of several nodes
     assert client.windows == [1000, 4000]  # two optimizer steps are the ends of one step
-    assert unpack(done.stdout.strip()) == {"traceEvents": [STEP] * 8}
+    assert unpack(done.stdout.replace("\n", "")) == {"traceEvents": [STEP] * 8}
     assert sorted(path.name for path in folder.iterdir()) == ["dynoconfigclient", "lock"]
 
 

@@ -1,8 +1,8 @@
 """Let nsys record a rank that was started below it: ``python3 -c PROGRAM SECONDS``.
 
-It prints two lines: the operations of the GPU and the NVTX ranges as a trace in the JSON format of Chrome,
-and the report of nsys itself. The tables of a report: the chapter "Exporter SQLite Schema" of the manual of
-Nsight Systems.
+It prints the operations of the GPU and the NVTX ranges as a trace in the JSON format of Chrome, and the
+report of nsys itself, in lines with the kind of the content and a piece of it. The tables of a report: the
+chapter "Exporter SQLite Schema" of the manual of Nsight Systems.
 """
 
 import base64
@@ -22,6 +22,7 @@ NOT_BELOW_NSYS = 4
 LONGEST_REPORT = 1 << 26  # bytes that are printed; a longer report stays in the run directory
 MOST_OPERATIONS = 300000
 LOOK_S = 0.2
+PIECE = 700  # bytes in one line; srun mixes lines of several nodes that are longer than 1024 bytes
 RANGE_KINDS = (59, 60)  # NvtxPushPopRange and NvtxStartEndRange in the table of NVTX events
 COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 OPERATIONS = {
@@ -170,18 +171,25 @@ def _make_event(name: str, category: str, start_ns: int, end_ns: int) -> Dict[st
     }
 
 
+def print_content(kind: str, content: bytes) -> None:
+    """Print bytes in base64, in lines that begin with their kind."""
+    text = base64.b64encode(content).decode()
+    for start in range(0, max(1, len(text)), PIECE):
+        print(kind, text[start : start + PIECE])
+
+
 def print_report(report: str) -> None:
-    """Print a report in one line, or, if it is too long, move it to the run directory and print its name."""
+    """Print a report, or, if it is too long, move it to the run directory and print its name."""
     suffix = os.path.splitext(report)[1][1:]
     if os.path.getsize(report) <= LONGEST_REPORT:
         with open(report, "rb") as file:
-            print(suffix, base64.b64encode(file.read()).decode())
+            print_content(suffix, file.read())
         return
     name = "nsight-{}-{:.0f}.{}".format(os.environ.get("RANK", "0"), time.time(), suffix)
     kept = os.path.join(os.environ["DTSLURM_RUN_DIR"], name)
     shutil.copyfile(report, kept)
     os.chmod(kept, 0o600)
-    print("kept", base64.b64encode(kept.encode()).decode())
+    print_content("kept", kept.encode())
 
 
 def main(words: List[str]) -> int:
@@ -203,7 +211,7 @@ def main(words: List[str]) -> int:
             trace = read_trace(report, folder) if report.endswith(".nsys-rep") else b""
         except NoReport as error:
             print(error, file=sys.stderr)
-        print("trace", base64.b64encode(trace).decode())
+        print_content("trace", trace)
         print_report(report)
     return 0
 

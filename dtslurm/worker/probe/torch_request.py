@@ -1,9 +1,9 @@
 """Let PyTorch record steps of a process: ``python -c PROGRAM PID STEPS SECONDS``.
 
 The process was started with KINETO_USE_DAEMON=1, and asks the socket ``dynolog`` in KINETO_IPC_SOCKET_DIR for
-requests every five seconds. This program is at that socket until the trace is complete, and prints it, packed
-and in one line. The format of the datagrams: libkineto/src/IpcFabricConfigClient.cpp in the source of Kineto,
-ipcfabric/FabricManager.h in the source of Dynolog.
+requests every five seconds. This program is at that socket until the trace is complete, and prints it,
+packed and in short lines. The format of the datagrams: libkineto/src/IpcFabricConfigClient.cpp in the source
+of Kineto, ipcfabric/FabricManager.h in the source of Dynolog.
 """
 
 import base64
@@ -30,6 +30,7 @@ WRITE_S = 120.0  # for the trace to be written after its window
 LOOK_S = 0.2
 MAX_DATAGRAM = 1 << 16
 NOT_TAKEN = 4
+PIECE = 700  # bytes in one line; srun mixes lines of several nodes that are longer than 1024 bytes
 
 
 class RecordingFailed(Exception):
@@ -208,7 +209,9 @@ def main(pid: int, steps: int, seconds: float) -> int:
     except (OSError, RecordingFailed) as error:
         sys.stderr.write("{}\n".format(error))
         return 1
-    sys.stdout.write(base64.b64encode(gzip.compress(trace)).decode() + "\n")
+    text = base64.b64encode(gzip.compress(trace)).decode()
+    for start in range(0, len(text), PIECE):
+        sys.stdout.write(text[start : start + PIECE] + "\n")
     return 0
 
 

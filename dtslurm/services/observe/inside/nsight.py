@@ -31,7 +31,8 @@ _LARGEST_REPORT = 1 << 26  # bytes
 _RESTART_S = 900.0  # for the new attempt to start all its ranks, and then for its first step
 _WARM_UP_S = 60.0  # from the start of the ranks to the recording, if no steps of the run are known
 _POLL_S = 5.0
-_MISSING, _UNSUPERVISED, _NOT_BELOW = 127, 65, 67
+# srun returns the highest exit code of its tasks: a reason against a restart prevails over the need of one.
+_NOT_BELOW, _UNSUPERVISED, _MISSING = 64, 65, 127
 # The last of these commands tries what `rank.sh` will do: an attempt that cannot start would be lost.
 _CHECK = """\
 [ -z "${DTSLURM_NSIGHT_SESSION-}" ] || exit 0
@@ -39,7 +40,7 @@ cd "$DTSLURM_RUN_DIR" || exit
 grep -qs DTSLURM_NSIGHT_SESSION rank.sh task.sh ../../rank.sh ../../task.sh || exit 65
 type nsys python3 >/dev/null 2>&1 || exit 127
 nsys launch --session-new="dtslurm-check-$SLURM_JOB_ID-${RANK:-0}" --trace=cuda,nvtx true >&2 || exit 66
-exit 67
+exit 64
 """
 
 
@@ -191,11 +192,14 @@ def record_nsight(target: NsightTarget, seconds: int) -> list[NsightReport]:
     answer = _ask(target, ["python3", "-c", program, str(seconds)])
     if answer.code:
         raise TransportError("the ranks cannot be profiled", evidence=answer.problems)
-    reports: dict[str, NsightReport] = {}
+    parts: dict[tuple[str, str], list[bytes]] = {}
     for label, line in answer.lines:
-        kind, _, data = line.partition(b" ")
+        word, _, piece = line.partition(b" ")
+        parts.setdefault((label, word.decode("utf-8", "replace")), []).append(piece)
+    reports: dict[str, NsightReport] = {}
+    for (label, kind), pieces in parts.items():
         report = reports.get(label, NsightReport(label=label))
-        reports[label] = _add(report, kind.decode("utf-8", "replace"), decode("nsys", data))
+        reports[label] = _add(report, kind, decode("nsys", b"".join(pieces)))
     for report in reports.values():
         if not report.report and not report.kept:
             raise answers.invalid("nsys", f"no report of rank {report.label}")

@@ -34,6 +34,7 @@ _LABEL = re.compile(rb"\[([A-Za-z0-9_/-]+)\] (.*)")
 _LARGEST_TRACE = 1 << 26  # bytes; reading more would take gigabytes of memory
 _LONGEST_STEP_S = 120
 _LARGEST_NUMBER = 1e18
+# srun passes lines of up to 1024 bytes on in one piece; it mixes longer lines of several nodes.
 # py-spy may be beside the Python of the rank, which need not be on PATH. It does not stop the rank.
 _RECORD = """\
 python=$(tr '\\0' '\\n' <"/proc/$DTSLURM_PID/cmdline" | head -n 1)
@@ -43,8 +44,7 @@ file=$(mktemp) || exit
 trap 'rm -f "$file"' EXIT
 py-spy record --pid "$DTSLURM_PID" --duration "$1" --rate 100 --format chrometrace --output "$file" \
   --threads --idle --full-filenames --nonblocking >&2 </dev/null || exit
-gzip -c "$file" | base64 | tr -d '\\n'
-echo
+gzip -c "$file" | base64 -w 700
 """
 _RECORD_STEPS = """\
 variables=$(cat "/proc/$DTSLURM_PID/environ" 2>/dev/null | tr '\\0' '\\n')
@@ -69,8 +69,7 @@ until [ -e "$folder/trace.json" ]; do
   fi
   sleep 0.2
 done
-gzip -c "$folder/trace.json" | base64 | tr -d '\\n'
-echo
+gzip -c "$folder/trace.json" | base64 -w 700
 """
 
 
@@ -92,7 +91,8 @@ class RankAnswers:
 
     Attributes:
         code: the exit code of the first one that failed, else 0.
-        lines: each line of stdout with the label of its rank, the lowest rank first.
+        lines: each line of stdout with the label of its rank, the lowest rank first; those of a rank in their
+            order.
         problems: the last lines of stderr.
     """
 
@@ -158,7 +158,13 @@ def record_profiles(
             if is_forbidden
             else "",
         )
-    return [interpret_trace(request.tool, label, decode(request.tool, data)) for label, data in answer.lines]
+    pieces: dict[str, list[bytes]] = {}
+    for label, piece in answer.lines:
+        pieces.setdefault(label, []).append(piece)
+    return [
+        interpret_trace(request.tool, label, decode(request.tool, b"".join(lines)))
+        for label, lines in pieces.items()
+    ]
 
 
 def ask_ranks(
