@@ -1,4 +1,4 @@
-"""Verdicts on a supervisor that was stopped, that crashed, or that was killed with its batch script."""
+"""Verdicts on a supervisor that was stopped, crashed or killed, or that stopped the run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dtslurm.diagnose.supervisor_events import (
     find_killed_script,
     find_stopped_supervisor,
 )
+from dtslurm.model.exit_codes import NO_PROGRESS
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
 _ADVICE_KILLED = (
@@ -27,6 +28,20 @@ def with_stopped_supervisor(verdict: Verdict, context: FailureContext) -> Verdic
     """Return the verdict on a running job, with a remark if its supervisor is stopped."""
     remark = "" if context.facts.over else find_stopped_supervisor(context.findings.events)
     return replace(verdict, summary=f"{verdict.summary}; {remark}") if remark else verdict
+
+
+def with_stopped_run(verdict: Verdict, context: FailureContext) -> Verdict:
+    """Return the verdict, with a remark if the supervisor stopped a run that made no progress."""
+    reasons = [
+        str(event.get("reason"))
+        for event in context.findings.events
+        if event.get("event") == "decision"
+        and event.get("action") == "stop"
+        and event.get("attempt") == context.facts.attempt
+    ]
+    if context.facts.exit_code != NO_PROGRESS or not reasons:
+        return verdict
+    return replace(verdict, summary=f"{verdict.summary}; the supervisor stopped the run: {reasons[-1]}")
 
 
 def batch_script_killed(context: FailureContext) -> Verdict | None:

@@ -47,7 +47,11 @@ from dtslurm.diagnose.recorded import (
 )
 from dtslurm.diagnose.setup import add_setup_failures
 from dtslurm.diagnose.space import add_full_disk
-from dtslurm.diagnose.supervisor_faults import batch_script_killed, with_stopped_supervisor
+from dtslurm.diagnose.supervisor_faults import (
+    batch_script_killed,
+    with_stopped_run,
+    with_stopped_supervisor,
+)
 from dtslurm.model.runs.diagnosis import EvidenceLine, JobFacts, Signature, Verdict
 
 _SACCT_ADVICE = re.compile(r" \(sacct [^)]*\)|, and the output of sacct .*")
@@ -61,6 +65,7 @@ def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) 
     context = replace(context, ends=with_host_memory(context))
     verdict = with_gpu_request(add_setup_failures(add_full_disk(_decide(context), context), context), context)
     verdict = with_stopped_supervisor(_with_ranks_apart(verdict, context), context)
+    verdict = with_stopped_run(verdict, context)
     verdict = replace(verdict, advice=_adapt_advice(facts, verdict.advice))
     if verdict.cause in ("none", "stalled", "unknown", "not-distributed"):
         return verdict

@@ -78,3 +78,22 @@ def test_f86_the_diagnosis_of_a_running_job_mentions_a_stopped_supervisor() -> N
     running = JobFacts(state="RUNNING", over=False, world_size=2, attempt=0)
     assert "kill -CONT 17 on n1" in judge(running, findings(STARTED, BEGUN, STOPPED, code=0), ()).summary
     assert "kill -CONT" not in judge(running, findings(STARTED, BEGUN, code=0), ()).summary
+
+
+@pytest.mark.parametrize(
+    ("values", "remark"),
+    [
+        ({}, "; the supervisor stopped the run: 3 consecutive attempts made no progress"),
+        ({"attempt": 1}, ""),
+        ({"action": "restart"}, ""),
+    ],
+)
+def test_diagnosis_of_a_run_without_progress_says_who_stopped_it(values: dict[str, Any], remark: str) -> None:
+    reason = "3 consecutive attempts made no progress"
+    decision = {"event": "decision", "attempt": 0, "action": "stop", "reason": reason, **values}
+    facts = JobFacts(state="FAILED", over=True, exit_code=93, world_size=2, attempt=0)
+    events = (STARTED, BEGUN, RANK_ENDED, decision, {**ENDED, "exit_code": 93})
+    other = JobFacts(state="FAILED", over=True, exit_code=1, world_size=2, attempt=0)
+    text, other_text = (judge(one, findings(*events, code=1), ()).summary for one in (facts, other))
+    assert "supervisor" not in other_text
+    assert text == other_text + remark
