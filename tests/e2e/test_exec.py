@@ -64,7 +64,9 @@ def test_commands_of_all_ranks_read_the_same_input(cli: Cli, job: str) -> None:
 
 
 def test_lines_of_several_ranks_begin_with_their_numbers(cli: Cli, job: str) -> None:
-    done = cli("exec", job, "--all", "--", "sh", "-c", "echo $RANK $SLURM_NODEID; exit $RANK", code=1)
+    done = cli(
+        "exec", job, "--all", "--", "sh", "-c", "echo $RANK $SLURM_NODEID; exit $((RANK ? 5 : 3))", code=5
+    )
     node = 0 if cli.cluster == "local" else 1
     assert sorted(done.stdout.splitlines()) == ["[0] 0 0", f"[1] 1 {node}"]
     assert done.stderr == ""

@@ -470,9 +470,10 @@ def test_each_line_has_the_label_of_its_process(
 
 
 @pytest.mark.parametrize(
-    ("codes", "code"), [([0, 0], 0), ([0, 3, 5], 3), ([0, -9], 128 + 9), ([-15, 1], 128 + 15), ([1, -9], 1)]
+    ("codes", "code"),
+    [([0, 0], 0), ([0, 5, 3], 5), ([0, -9], 128 + 9), ([-15, 1], 128 + 15), ([1, -9], 128 + 9)],
 )
-def test_first_code_of_a_failure_is_that_of_the_command(
+def test_highest_code_is_returned_as_srun_does_for_the_nodes(
     monkeypatch: pytest.MonkeyPatch, codes: list[int], code: int
 ) -> None:
     left = iter(codes)

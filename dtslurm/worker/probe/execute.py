@@ -152,7 +152,7 @@ class Spool:
 def run_all(
     command: List[str], targets: List[Tuple[str, int]], *, with_labels: bool, spool: Optional[Spool] = None
 ) -> int:
-    """Run a command in the place of each process; return the first exit code that is not 0.
+    """Run a command in the place of each process; return the highest exit code, as srun does for nodes.
 
     Args:
         with_labels: whether each line of output begins with the label of its process.
@@ -179,7 +179,7 @@ def run_all(
     codes = [process.wait() for process in processes]
     for copy in copies:
         copy.join()
-    return next((code if code > 0 else 128 - code for code in codes if code), 0)
+    return max((code if code >= 0 else 128 - code for code in codes), default=0)
 
 
 def start(command: List[str], pid: int, *, with_pipes: bool, has_input: bool) -> Any:

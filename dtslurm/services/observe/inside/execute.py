@@ -65,7 +65,7 @@ def execute(
         task: the task of a job array.
 
     Returns:
-        The exit code of the command; if it ran several times, that of the first one that failed.
+        The exit code of the command; if it ran several times, the highest one.
 
     Raises:
         RequestInvalid: the job does not run, or has no such part.

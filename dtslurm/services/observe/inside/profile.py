@@ -90,7 +90,7 @@ class RankAnswers:
     """What commands in the place of ranks printed.
 
     Attributes:
-        code: the exit code of the first one that failed, else 0.
+        code: their highest exit code.
         lines: each line of stdout with the label of its rank, the lowest rank first; those of a rank in their
             order.
         problems: the last lines of stderr.
