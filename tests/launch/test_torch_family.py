@@ -75,8 +75,8 @@ def test_deepspeed_receives_the_ranks_of_every_node(render_job: Render) -> None:
 
 def run_end(text: str, tmp_path: Path, exit_codes: list[int | None], said: int = 0) -> tuple[int, str]:
     """Run a script from the step's end on, as if the launcher had ended with ``said``."""
-    end = text[text.index('wait "$step"\ncode=$?') :].replace('wait "$step"\n', "true\n", 1)
-    end = end.replace("sleep 2", ":").replace("true\ncode=$?", f"code={said}")  # nothing shows up late here
+    _, _, after = text.partition("\ncode=$?\n")
+    end = f"code={said}\n" + after.replace("sleep 2", ":")  # nothing shows up late here
     for rank, code in enumerate(exit_codes):
         value = "null" if code is None else code
         (tmp_path / f"{rank}.json").write_text(f'{{"rank": {rank}, "exit_code": {value}, "signal": null}}\n')
