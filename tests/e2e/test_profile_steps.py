@@ -16,12 +16,13 @@ UNEQUAL = """
     with train.session() as run:
         numbers = torch.ones(200, 200)
         print("began", flush=True)
-        while not os.path.exists("stop"):
+        ends = torch.zeros(1)
+        while not ends:  # for all ranks at the same step
             end = time.monotonic() + (0.3 if run.rank == 1 else 0.01)
             while time.monotonic() < end:
                 torch.mm(numbers, numbers)
-            dist.all_reduce(numbers)
-            numbers.fill_(1)
+            ends.fill_(os.path.exists("stop"))
+            dist.all_reduce(ends)
             run.end_step()
 """
 
@@ -71,13 +72,15 @@ PLAIN = """
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     numbers = torch.ones(600, 600)
     print("began", flush=True)
-    while not os.path.exists("stop"):
+    ends = torch.zeros(1)
+    while not ends:  # for all ranks at the same step
         end = time.monotonic() + (0.15 if dist.get_rank() == 1 else 0)
         while time.monotonic() < end:
             torch.mm(numbers, numbers)
         optimizer.zero_grad()
         model(torch.ones(8, 8)).sum().backward()
-        dist.all_reduce(model.weight.grad)
+        ends.fill_(os.path.exists("stop"))
+        dist.all_reduce(ends)
         optimizer.step()
     dist.destroy_process_group()
 """
