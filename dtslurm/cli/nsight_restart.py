@@ -38,7 +38,7 @@ def record_with_nsight(target: NsightTarget, seconds: int, *, yes: bool) -> list
         output.note("the attempt ends; waiting for the next one to train")
         if not restart_below_nsight(target):
             output.note(
-                "no steps of this run are known: recording begins a minute after its start; "
+                "no steps of this run are known, so recording begins now, a minute after its start; "
                 "repeat the command for another recording, without a restart"
             )
     return record_nsight(target, seconds)

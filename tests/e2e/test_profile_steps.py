@@ -110,3 +110,7 @@ def test_options_of_the_other_tool_are_refused(cli: Cli) -> None:
     assert "--steps has no effect with py-spy" in cli("profile", "1", "--steps", "3", code=2).stderr
     stderr = cli("profile", "1", "--with", "torch", "--seconds", "3", code=2).stderr
     assert "--seconds has no effect with torch" in stderr
+    stderr = cli("profile", "1", "--with", "nsys", "--steps", "3", code=2).stderr
+    assert "--steps has no effect with nsys" in stderr
+    stderr = cli("profile", "1", "--with", "nsys", "--role", "rollout", code=2).stderr
+    assert "--role has no effect with nsys" in stderr
