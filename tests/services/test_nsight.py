@@ -191,6 +191,13 @@ def test_damaged_report_is_refused(site: Site, answer: Callable[..., None], line
         record_nsight(site.target(), 5)
 
 
+def test_exit_code_is_the_evidence_if_nothing_was_printed(site: Site, answer: Callable[..., None]) -> None:
+    answer(137)
+    with pytest.raises(TransportError) as caught:
+        record_nsight(site.target(), 5)
+    assert list(caught.value.evidence) == ["the command in the place of the ranks ended with 137"]
+
+
 def test_failure_of_nsys_is_the_evidence(site: Site, answer: Callable[..., None]) -> None:
     answer(1, problems=["the rank has ended"])
     with pytest.raises(TransportError) as caught:

@@ -145,6 +145,7 @@ def test_report_and_trace_are_printed(site: Path) -> None:
 def test_ranks_that_are_not_below_nsys_are_not_recorded(site: Path) -> None:
     done = ask(site, DTSLURM_NSIGHT_SESSION="")
     assert (done.returncode, done.stdout) == (nsight_record.NOT_BELOW_NSYS, b"")
+    assert done.stderr == b"rank 3 does not run below nsys\n"
     assert not (site / "calls").exists()
 
 

@@ -196,6 +196,7 @@ def main(words: List[str]) -> int:
     """Record the rank, and print the trace and the report."""
     session = os.environ.get("DTSLURM_NSIGHT_SESSION")
     if not session:
+        sys.stderr.write("rank {} does not run below nsys\n".format(os.environ.get("RANK", "0")))
         return NOT_BELOW_NSYS
     os.umask(0o077)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):

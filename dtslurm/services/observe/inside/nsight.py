@@ -39,7 +39,7 @@ _CHECK = """\
 cd "$DTSLURM_RUN_DIR" || exit
 grep -qs DTSLURM_NSIGHT_SESSION rank.sh task.sh ../../rank.sh ../../task.sh || exit 65
 type nsys python3 >/dev/null 2>&1 || exit 127
-nsys launch --session-new="dtslurm-check-$SLURM_JOB_ID-${RANK:-0}" --trace=cuda,nvtx true >&2 || exit 66
+nsys launch --session-new="dtslurm-check-$SLURM_JOB_ID-${RANK:-0}-$$" --trace=cuda,nvtx true >&2 || exit 66
 exit 64
 """
 
@@ -191,7 +191,8 @@ def record_nsight(target: NsightTarget, seconds: int) -> list[NsightReport]:
     program = assets.worker("probe/nsight_record.py").read_text("utf-8")
     answer = _ask(target, ["python3", "-c", program, str(seconds)])
     if answer.code:
-        raise TransportError("the ranks cannot be profiled", evidence=answer.problems)
+        problems = answer.problems or [f"the command in the place of the ranks ended with {answer.code}"]
+        raise TransportError("the ranks cannot be profiled", evidence=problems)
     parts: dict[tuple[str, str], list[bytes]] = {}
     for label, line in answer.lines:
         word, _, piece = line.partition(b" ")
