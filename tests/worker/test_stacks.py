@@ -11,12 +11,14 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dtslurm.remote.worker_program import inline_program
 from dtslurm.worker.stacks import readers, stacks
 from dtslurm.worker.supervisor.hangs.own_code import waits_in_own_code
+from tests.waiting import wait_until
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -109,9 +111,14 @@ def test_f45_wait_in_the_training_code_is_distinguished_from_other_waits(
         THERE
         {code}
     """)
-    result = stacks.look([process.pid], interval=0.5)[process.pid]
-    assert result["by"] == "py-spy"
-    assert waits_in_own_code(result) is is_own_wait, stacks.text({process.pid: result})
+    result: dict[str, Any] = {}
+
+    def reach_the_wait() -> bool:  # which begins after the process has reported
+        result.update(stacks.look([process.pid], interval=0.1)[process.pid])
+        lines = [frame["line"] for frame in result["threads"][0]["frames"] if "train.py" in frame["file"]]
+        return lines[-1:] == [4] and result["by"] == "py-spy" and waits_in_own_code(result) is is_own_wait
+
+    wait_until(reach_the_wait)
 
 
 def test_computing_process_is_distinguished_by_its_cpu_time(start: Start) -> None:
