@@ -8,12 +8,12 @@ import click
 
 from dtslurm.cli.printing import output
 from dtslurm.errors import RequestInvalid
-from dtslurm.services.observe.inside.nsight import (
-    NsightReport,
-    NsightTarget,
-    record_nsight,
-    restart_below_nsight,
-    run_below_nsight,
+from dtslurm.services.observe.inside.nsys import (
+    NsysReport,
+    NsysTarget,
+    ranks_are_below_nsys,
+    record_ranks,
+    restart_below_nsys,
 )
 
 _QUESTION = (
@@ -22,13 +22,13 @@ _QUESTION = (
 )
 
 
-def record_with_nsight(target: NsightTarget, seconds: int, *, yes: bool) -> list[NsightReport]:
+def record_with_nsys(target: NsysTarget, seconds: int, *, yes: bool) -> list[NsysReport]:
     """Return what nsys recorded of the ranks, after a restart if they do not run below nsys yet.
 
     Raises:
         RequestInvalid: the restart was not confirmed, or is not possible.
     """
-    if not run_below_nsight(target):
+    if not ranks_are_below_nsys(target):
         question = _QUESTION.format(target.job)
         if not yes and not (sys.stdin.isatty() and click.confirm(question, default=False, err=True)):
             raise RequestInvalid(
@@ -36,9 +36,9 @@ def record_with_nsight(target: NsightTarget, seconds: int, *, yes: bool) -> list
                 hint="--yes restarts it without a question",
             )
         output.note("the attempt ends; waiting for the next one to train")
-        if not restart_below_nsight(target):
+        if not restart_below_nsys(target):
             output.note(
                 "no steps of this run are known, so recording begins now, a minute after its start; "
                 "repeat the command for another recording, without a restart"
             )
-    return record_nsight(target, seconds)
+    return record_ranks(target, seconds)

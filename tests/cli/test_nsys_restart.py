@@ -8,7 +8,7 @@ from typing import Any
 import click
 import pytest
 
-from dtslurm.cli import nsight_restart
+from dtslurm.cli import nsys_restart
 from dtslurm.errors import RequestInvalid
 
 
@@ -18,9 +18,9 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run_below, self.have_steps, self.answer, self.on_terminal = False, True, True, True
         self.deeds: list[str] = []
-        monkeypatch.setattr(nsight_restart, "run_below_nsight", lambda _: self.run_below)
-        monkeypatch.setattr(nsight_restart, "restart_below_nsight", self.restart)
-        monkeypatch.setattr(nsight_restart, "record_nsight", self.record)
+        monkeypatch.setattr(nsys_restart, "ranks_are_below_nsys", lambda _: self.run_below)
+        monkeypatch.setattr(nsys_restart, "restart_below_nsys", self.restart)
+        monkeypatch.setattr(nsys_restart, "record_ranks", self.record)
         monkeypatch.setattr(sys.stdin, "isatty", lambda: self.on_terminal)
         monkeypatch.setattr(click, "confirm", self.confirm)
 
@@ -41,7 +41,7 @@ class Ranks:
 
     def profile(self, *, yes: bool = False) -> None:
         target: Any = type("Target", (), {"job": "17"})()
-        nsight_restart.record_with_nsight(target, 10, yes=yes)
+        nsys_restart.record_with_nsys(target, 10, yes=yes)
 
 
 @pytest.fixture

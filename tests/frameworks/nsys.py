@@ -20,7 +20,7 @@ PACKAGES = ("nsight-systems", "nsight-systems-target", "libssh-4")
 
 def find_nsys() -> Path:
     """Return the folder with the program nsys, unpacking it if need be."""
-    folder = CACHE / f"nsight-{SUITE}"
+    folder = CACHE / f"nsys-{SUITE}"
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -15,12 +15,12 @@ import pytest
 from dtslurm.errors import DtslurmError, RequestInvalid, TransportError
 from dtslurm.model.runs.telemetry import RankTelemetry, RunTelemetry, TrainPoint
 from dtslurm.remote.answers import InvalidAnswer
-from dtslurm.services.observe.inside import nsight
-from dtslurm.services.observe.inside.nsight import (
-    NsightTarget,
-    record_nsight,
-    restart_below_nsight,
-    run_below_nsight,
+from dtslurm.services.observe.inside import nsys
+from dtslurm.services.observe.inside.nsys import (
+    NsysTarget,
+    ranks_are_below_nsys,
+    record_ranks,
+    restart_below_nsys,
 )
 from dtslurm.services.observe.inside.profile import RankAnswers
 
@@ -46,18 +46,18 @@ class Site:
         self.looks.append(previous_telemetry)
         return self.states.pop(0) if len(self.states) > 1 else self.states[0]
 
-    def target(self, ranks: Sequence[tuple[int, int]] | None = None) -> NsightTarget:
+    def target(self, ranks: Sequence[tuple[int, int]] | None = None) -> NsysTarget:
         context: Any = SimpleNamespace(
             clock=lambda: self.now, sleep=self.sleep, cluster_of=lambda _: SimpleNamespace(transport=self)
         )
         record: Any = SimpleNamespace(job_id="17", name="train", run_dir=str(self.path))
-        return NsightTarget(context=context, record=record, ranks=tuple(ranks) if ranks else None)
+        return NsysTarget(context=context, record=record, ranks=tuple(ranks) if ranks else None)
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     result = Site(tmp_path)
-    monkeypatch.setattr(nsight, "read_telemetry", result.read)
+    monkeypatch.setattr(nsys, "read_telemetry", result.read)
     return result
 
 
@@ -68,7 +68,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def set_answer(code: int, *lines: tuple[str, str], problems: Sequence[str] = ()) -> None:
         data = [(label, line.encode()) for label, line in lines]
         reply = RankAnswers(code=code, lines=data, problems=problems)
-        monkeypatch.setattr(nsight, "ask_ranks", lambda *_, **__: reply)
+        monkeypatch.setattr(nsys, "ask_ranks", lambda *_, **__: reply)
 
     return set_answer
 
@@ -87,7 +87,7 @@ def test_ranks_below_nsys_need_no_restart(
     site: Site, answer: Callable[..., None], code: int, runs_below: bool
 ) -> None:
     answer(code)
-    assert run_below_nsight(site.target()) is runs_below
+    assert ranks_are_below_nsys(site.target()) is runs_below
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_reason_against_a_restart_is_named_before_it(
 ) -> None:
     answer(code, problems=["license expired"])
     with pytest.raises(error, match=text) as caught:
-        run_below_nsight(site.target())
+        ranks_are_below_nsys(site.target())
     assert hint in (caught.value.hint or "")
     assert list(site.path.iterdir()) == []
 
@@ -118,8 +118,8 @@ def test_restart_names_the_ranks_and_waits_for_a_step(site: Site) -> None:
         state(4, train=(POINT,)),
     ]
     states = list(site.states)
-    assert restart_below_nsight(site.target([(1, 2), (8, 8)])) is True
-    assert (site.path / "nsight-4").read_text() == "1\n2\n8\n"
+    assert restart_below_nsys(site.target([(1, 2), (8, 8)])) is True
+    assert (site.path / "nsys-4").read_text() == "1\n2\n8\n"
     assert (site.path / "restart").read_text() == "3\n"
     assert site.looks == [None, *states[:5]]  # each look asks only for what is new
     assert site.now == 1025.0
@@ -127,14 +127,14 @@ def test_restart_names_the_ranks_and_waits_for_a_step(site: Site) -> None:
 
 def test_step_that_came_with_the_start_is_not_waited_for_again(site: Site) -> None:
     site.states = [state(0, train=(POINT,)), state(1, train=(POINT,))]
-    assert restart_below_nsight(site.target()) is True
-    assert (site.path / "nsight-1").read_text() == "all\n"
+    assert restart_below_nsys(site.target()) is True
+    assert (site.path / "nsys-1").read_text() == "all\n"
     assert site.now == 1005.0
 
 
 def test_run_without_known_steps_warms_up_for_a_minute(site: Site) -> None:
     site.states = [state(0), state(1)]
-    assert restart_below_nsight(site.target()) is False
+    assert restart_below_nsys(site.target()) is False
     assert site.now == 1005.0 + 60 - 10  # its ranks have run for 10 s
 
 
@@ -152,7 +152,7 @@ def test_attempt_that_does_not_begin_is_not_waited_for_forever(
 ) -> None:
     site.states = states
     with pytest.raises(error, match=text):
-        restart_below_nsight(site.target())
+        restart_below_nsys(site.target())
     assert site.now < 2000
 
 
@@ -166,15 +166,15 @@ def test_reports_of_ranks_are_read(site: Site, answer: Callable[..., None]) -> N
         ("0", f"trace {packed(traces[0])[30:]}"),
         ("0", f"nsys-rep {packed(b'report')}"),
         ("1", f"trace {packed(traces[1])}"),
-        ("1", f"kept {packed(b'/runs/a/nsight-1.nsys-rep')}"),
+        ("1", f"kept {packed(b'/runs/a/nsys-1.nsys-rep')}"),
         ("2", "trace "),
         ("2", f"qdstrm {packed(b'raw')}"),
         ("3", f"kept {packed(chr(27).encode() + b'[31m/runs')}"),
     )
-    reports = record_nsight(site.target(), 5)
+    reports = record_ranks(site.target(), 5)
     assert [(one.label, one.report, one.suffix, one.kept) for one in reports] == [
         ("0", b"report", "nsys-rep", ""),
-        ("1", b"", "", "/runs/a/nsight-1.nsys-rep"),
+        ("1", b"", "", "/runs/a/nsys-1.nsys-rep"),
         ("2", b"raw", "qdstrm", ""),
         ("3", b"", "", "[31m/runs"),
     ]
@@ -188,18 +188,26 @@ def test_reports_of_ranks_are_read(site: Site, answer: Callable[..., None]) -> N
 def test_damaged_report_is_refused(site: Site, answer: Callable[..., None], line: str) -> None:
     answer(0, ("0", line))
     with pytest.raises(InvalidAnswer):
-        record_nsight(site.target(), 5)
+        record_ranks(site.target(), 5)
+
+
+def test_rank_that_trains_without_nsys_is_explained(site: Site, answer: Callable[..., None]) -> None:
+    answer(4, problems=["rank 1 does not run below nsys"])
+    with pytest.raises(TransportError) as caught:
+        record_ranks(site.target(), 5)
+    assert list(caught.value.evidence) == ["rank 1 does not run below nsys"]
+    assert "repeat the command" in (caught.value.hint or "")
 
 
 def test_exit_code_is_the_evidence_if_nothing_was_printed(site: Site, answer: Callable[..., None]) -> None:
     answer(137)
     with pytest.raises(TransportError) as caught:
-        record_nsight(site.target(), 5)
+        record_ranks(site.target(), 5)
     assert list(caught.value.evidence) == ["the command in the place of the ranks ended with 137"]
 
 
 def test_failure_of_nsys_is_the_evidence(site: Site, answer: Callable[..., None]) -> None:
     answer(1, problems=["the rank has ended"])
     with pytest.raises(TransportError) as caught:
-        record_nsight(site.target(), 5)
+        record_ranks(site.target(), 5)
     assert list(caught.value.evidence) == ["the rank has ended"]

@@ -17,10 +17,10 @@ import pytest
 
 from dtslurm.model.runs.profile import RankProfile
 from dtslurm.services.observe.inside.profile import interpret_trace
-from dtslurm.worker.probe import nsight_record
+from dtslurm.worker.probe import nsys_record
 
 DATA = Path(__file__).parent / "data"
-PROGRAM = nsight_record.__file__
+PROGRAM = nsys_record.__file__
 NSYS = """#!/bin/bash
 printf '%s\\n' "$*" >>calls
 env >>environment
@@ -35,7 +35,7 @@ esac
 
 def make_database(name: str, path: Path) -> str:
     with sqlite3.connect(path) as connection:
-        connection.executescript((DATA / f"nsight-{name}.sql").read_text())
+        connection.executescript((DATA / f"nsys-{name}.sql").read_text())
     return str(path)
 
 
@@ -53,7 +53,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ask(site: Path, pid: int | None = None, **variables: str) -> subprocess.CompletedProcess[bytes]:
     env = {
-        "PATH": f"{site}:{os.environ['PATH']}", "DTSLURM_NSIGHT_SESSION": "dtslurm-17-1-0", "RANK": "3",
+        "PATH": f"{site}:{os.environ['PATH']}", "DTSLURM_NSYS_SESSION": "dtslurm-17-1-0", "RANK": "3",
         "DTSLURM_PID": str(pid or os.getpid()), "DTSLURM_RUN_DIR": str(site), **variables,
     }  # fmt: skip
     command = [sys.executable, PROGRAM, "0.1"]
@@ -70,7 +70,7 @@ def read_parts(done: subprocess.CompletedProcess[bytes]) -> dict[str, bytes]:
 
 
 def test_exports_of_real_gpus_are_read(tmp_path: Path) -> None:
-    events = nsight_record.read_events(make_database("saxpy", tmp_path / "saxpy"))
+    events = nsys_record.read_events(make_database("saxpy", tmp_path / "saxpy"))
     assert Counter((event["cat"], event["name"]) for event in events) == {
         ("kernel", "saxpy"): 5,
         ("gpu_memcpy", "Memcpy HtoD"): 10,
@@ -94,7 +94,7 @@ def test_exports_of_real_gpus_are_read(tmp_path: Path) -> None:
     assert annotation["dur"] == pytest.approx(645678.983)
 
     # A later version of nsys, with another order of columns and without two of the tables.
-    events = nsight_record.read_events(make_database("cloverleaf", tmp_path / "cloverleaf"))
+    events = nsys_record.read_events(make_database("cloverleaf", tmp_path / "cloverleaf"))
     assert Counter((event["cat"], event["name"]) for event in events) == {
         ("kernel", "par_ranged1d_kernel"): 8,
         ("kernel", "par_ranged2d_kernel"): 4,
@@ -103,7 +103,7 @@ def test_exports_of_real_gpus_are_read(tmp_path: Path) -> None:
 
 
 def test_summary_of_an_export_shows_the_work_of_the_gpu(tmp_path: Path) -> None:
-    events = nsight_record.read_events(make_database("saxpy", tmp_path / "saxpy"))
+    events = nsys_record.read_events(make_database("saxpy", tmp_path / "saxpy"))
     packed = gzip.compress(json.dumps({"traceEvents": events}).encode())
     summary = interpret_trace("nsys", "3", packed).summary
     assert isinstance(summary, RankProfile)
@@ -120,7 +120,7 @@ def test_kernels_of_a_collective_count_as_communication(tmp_path: Path) -> None:
         connection.execute(
             "UPDATE StringIds SET value = 'ncclDevKernel_AllReduce_Sum_f32_RING_LL' WHERE id = 671"
         )
-    packed = gzip.compress(json.dumps({"traceEvents": nsight_record.read_events(database)}).encode())
+    packed = gzip.compress(json.dumps({"traceEvents": nsys_record.read_events(database)}).encode())
     summary = interpret_trace("nsys", "0", packed).summary
     assert isinstance(summary, RankProfile)
     assert summary.shares["communication"] > 0.04
@@ -143,8 +143,8 @@ def test_report_and_trace_are_printed(site: Path) -> None:
 
 
 def test_ranks_that_are_not_below_nsys_are_not_recorded(site: Path) -> None:
-    done = ask(site, DTSLURM_NSIGHT_SESSION="")
-    assert (done.returncode, done.stdout) == (nsight_record.NOT_BELOW_NSYS, b"")
+    done = ask(site, DTSLURM_NSYS_SESSION="")
+    assert (done.returncode, done.stdout) == (nsys_record.NOT_BELOW_NSYS, b"")
     assert done.stderr == b"rank 3 does not run below nsys\n"
     assert not (site / "calls").exists()
 
@@ -165,12 +165,12 @@ def test_report_that_cannot_be_exported_is_brought_without_a_trace(site: Path) -
 
 def test_large_report_stays_in_the_run_directory(site: Path) -> None:
     with (site / "report").open("wb") as file:
-        file.truncate(nsight_record.LONGEST_REPORT + 1)
+        file.truncate(nsys_record.LONGEST_REPORT + 1)
     parts = read_parts(ask(site))
     kept = Path(parts["kept"].decode())
     assert (kept.parent, kept.suffix) == (site, ".nsys-rep")
-    assert kept.name.startswith("nsight-3-")
-    assert kept.stat().st_size == nsight_record.LONGEST_REPORT + 1
+    assert kept.name.startswith("nsys-3-")
+    assert kept.stat().st_size == nsys_record.LONGEST_REPORT + 1
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 

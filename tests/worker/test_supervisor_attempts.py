@@ -149,30 +149,6 @@ def test_requested_restart_spares_the_servers_of_other_roles(
     keeper.roles.ignore_ends.assert_not_called()
 
 
-@pytest.mark.parametrize(
-    ("file", "step", "pid", "cause"),
-    [
-        ("nsight-0", None, 4000, "restart-request"),
-        ("nsight-0", 7, 1, "restart-request"),  # another rank trained already
-        ("nsight-0", 7, 4000, "exit-code"),
-        ("nsight-1", None, 1, "exit-code"),
-    ],
-)
-def test_attempt_that_fails_to_begin_below_nsys_is_no_failure_of_the_run(
-    site: Path, monkeypatch: pytest.MonkeyPatch, file: str, step: int | None, pid: int, cause: str
-) -> None:
-    keeper = begin(site, "exit 1")
-    (site / "ranks/0").mkdir(parents=True)
-    (site / "ranks/0/first-failure").write_text("1 1\n")
-    (site / "ranks/0/1.json").write_text(json.dumps({"rank": 1, "pid": pid, "exit_code": 1}))
-    (site / file).write_text("all\n")
-    monkeypatch.setattr(keeper.ledger, "step_of", lambda _: step)
-    monkeypatch.setattr(keeper, "_cause", lambda *_: {"cause": "exit-code", "blame": "code"})
-    ended = attempt(keeper, monkeypatch, lambda _now: None)
-    assert ended is not None
-    assert ended.cause == cause
-
-
 def test_attempt_without_a_total_time_runs_past_the_early_end(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from dtslurm.services.runs.tasks import task_of
 from dtslurm.services.wiring.context import Context
 
 if TYPE_CHECKING:
-    from dtslurm.services.observe.inside.nsight import NsightReport
+    from dtslurm.services.observe.inside.nsys import NsysReport
     from dtslurm.services.observe.inside.profile import RecordedProfile, Tool
 
 
@@ -143,8 +143,8 @@ def profile(
     its training loop must call end_step of dtslurm.train; with torch, a job that was submitted with
     --env KINETO_USE_DAEMON=1 needs no call. Only nsys needs a restart of the attempt, and asks before.
     """
-    from dtslurm.cli.nsight_restart import record_with_nsight
-    from dtslurm.services.observe.inside.nsight import NsightTarget
+    from dtslurm.cli.nsys_restart import record_with_nsys
+    from dtslurm.services.observe.inside.nsys import NsysTarget
     from dtslurm.services.observe.inside.profile import ProfileRequest, record_profiles
 
     unused = "steps" if tool in {"py-spy", "nsys"} else "seconds"
@@ -157,19 +157,19 @@ def profile(
     context = Context()
     record = find(context, job, cluster)
     if tool == "nsys":
-        nsight = NsightTarget(
-            context=context, record=record, ranks=parse_ranks(ranks), task=task_of(job, record)
-        )
-        reports = record_with_nsight(nsight, seconds or 10, yes=yes)
+        nsys = NsysTarget(context=context, record=record, ranks=parse_ranks(ranks), task=task_of(job, record))
+        reports = record_with_nsys(nsys, seconds or 10, yes=yes)
         path = _make_folder(context, record, folder)
         for report in reports:
             _write_report(context, report, path)
-        _show(context, [report.profile for report in reports if report.profile], path, as_json=as_json)
+        _show_profiles(
+            context, [report.profile for report in reports if report.profile], path, as_json=as_json
+        )
         return
     target = ProcessSelector(ranks=parse_ranks(ranks), role=role, all_ranks=ranks is None and role is None)
     request = ProfileRequest(tool, (seconds or 10) if tool == "py-spy" else (steps or 3))
     recorded = record_profiles(context, record, target, request, task=task_of(job, record))
-    _show(context, recorded, _make_folder(context, record, folder), as_json=as_json)
+    _show_profiles(context, recorded, _make_folder(context, record, folder), as_json=as_json)
 
 
 def _make_folder(context: Context, record: JobRecord, folder: str | None) -> Path:
@@ -182,7 +182,7 @@ def _make_folder(context: Context, record: JobRecord, folder: str | None) -> Pat
     return path
 
 
-def _write_report(context: Context, report: NsightReport, path: Path) -> None:
+def _write_report(context: Context, report: NsysReport, path: Path) -> None:
     """Write the report of nsys itself, which has more than the trace."""
     if report.kept:
         output.note(f"the report of rank {report.label} is large and stays on the cluster: {report.kept}")
@@ -196,7 +196,9 @@ def _write_report(context: Context, report: NsightReport, path: Path) -> None:
         output.note(f"nsys recorded no work of a GPU of rank {report.label}")
 
 
-def _show(context: Context, recorded: Sequence[RecordedProfile], path: Path, *, as_json: bool) -> None:
+def _show_profiles(
+    context: Context, recorded: Sequence[RecordedProfile], path: Path, *, as_json: bool
+) -> None:
     """Write the traces, and print what they show."""
     from dtslurm.cli.printing.profile_rows import (
         MEMORY_COLUMNS,

@@ -63,8 +63,8 @@ elif sys.argv[1:2] == ["preflight"]:
     from worker.preflight.main import main
 
     main(sys.argv[2:])
-elif sys.argv[1:2] == ["exec"]:
-    from worker.lib.start_rank import main
+elif sys.argv[1:2] == ["nsys"]:
+    from worker.lib.start_below_nsys import main
 
     main(sys.argv[2:])
 elif sys.argv[1:2] == ["notify"]:

@@ -185,7 +185,7 @@ def print_report(report: str) -> None:
         with open(report, "rb") as file:
             print_content(suffix, file.read())
         return
-    name = "nsight-{}-{:.0f}.{}".format(os.environ.get("RANK", "0"), time.time(), suffix)
+    name = "nsys-{}-{:.0f}.{}".format(os.environ.get("RANK", "0"), time.time(), suffix)
     kept = os.path.join(os.environ["DTSLURM_RUN_DIR"], name)
     shutil.copyfile(report, kept)
     os.chmod(kept, 0o600)
@@ -194,7 +194,7 @@ def print_report(report: str) -> None:
 
 def main(words: List[str]) -> int:
     """Record the rank, and print the trace and the report."""
-    session = os.environ.get("DTSLURM_NSIGHT_SESSION")
+    session = os.environ.get("DTSLURM_NSYS_SESSION")
     if not session:
         sys.stderr.write("rank {} does not run below nsys\n".format(os.environ.get("RANK", "0")))
         return NOT_BELOW_NSYS

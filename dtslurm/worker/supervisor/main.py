@@ -8,7 +8,6 @@ import time
 from functools import partial
 from typing import Any, Dict, List, Optional
 
-from ..lib.json_records import read_object
 from ..notify.job_sender import END_S, JobMessages
 from . import (
     agents,
@@ -26,7 +25,7 @@ from . import (
 )
 from .attempt_monitor import LIMIT_MARGIN_S, AttemptMonitor
 from .attempts import AttemptEnd, Ledger
-from .files import is_there, retry, text_of
+from .files import retry
 from .heartbeat_tree.tree import choose_heartbeats
 from .heartbeats import Heartbeats
 from .ranks import WANTS_REQUEUE
@@ -38,7 +37,6 @@ STALE = 87  # exit code when a later start of this job has taken the lease
 FAREWELL_S = 5.0
 PAUSES_S = (2.0, 4.0, 8.0, 16.0, 0.0)  # before a step is started again while Slurm cleans up the previous one
 LIMIT_PATIENCE_S = 5.0  # for scontrol to return the time limit when little time is left
-NO_PROCESS_ID = 255  # an exit code at most
 SAVE_ON_REQUEST_S = 120.0  # for ranks to save after TERM before a restart that the user requested
 SAVE_S = 15.0  # for ranks to save after TERM before the time limit; see `LIMIT_MARGIN_S`
 CONTROLLER_S = 45.0  # how long the end of training waits for a controller that is down, not to train twice
@@ -382,9 +380,6 @@ class Supervisor:
             beats: None if ``findings`` already has the cause.
         """
         code = findings.get("exit_code", code)
-        if code and not findings.get("cause") and self._failed_below_nsight(number):
-            summary = "the ranks did not begin to train below nsys"
-            findings = {"cause": "restart-request", "blame": "user", "summary": summary}
         is_requested = findings.get("cause") == "restart-request"
         ordered_to_end = self.term_at is not None or is_requested or findings.get("cause") == "time-limit"
         if code and not ordered_to_end and ranks.all_done(self.run_dir, number, self._world_size(nodes)):
@@ -424,19 +419,6 @@ class Supervisor:
         if finished:
             lease.finish(self.run_dir, number, FULL_S)
         return ended
-
-    def _failed_below_nsight(self, number: int) -> bool:
-        """Return whether the first rank that failed did not begin to train below nsys, as the user requested.
-
-        nsys itself may fail at its start. The run must not end for that, and the next attempt begins without.
-        """
-        if self.term_at is not None or not is_there(os.path.join(self.run_dir, "nsight-{}".format(number))):
-            return False
-        folder = os.path.join(self.run_dir, "ranks", str(number))
-        rank = (text_of(os.path.join(folder, "first-failure")) or "").partition(" ")[0]
-        # Instead of a process id, `rank.sh` then reads the exit code of nsys.
-        pid = read_object(os.path.join(folder, rank + ".json")).get("pid")
-        return self.ledger.step_of(number) is None or (isinstance(pid, int) and pid <= NO_PROCESS_ID)
 
     def _is_final_end(self) -> bool:
         """Return whether no further start was requested; Slurm's controller may be down for a moment."""

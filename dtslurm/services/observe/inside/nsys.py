@@ -20,7 +20,7 @@ from dtslurm.services.observe.inside.profile import (
     RankAnswers,
     RecordedProfile,
     ask_ranks,
-    decode,
+    decode_base64,
     interpret_trace,
 )
 from dtslurm.services.observe.inside.target_process import ProcessSelector
@@ -33,19 +33,23 @@ _WARM_UP_S = 60.0  # from the start of the ranks to the recording, if no steps o
 _POLL_S = 5.0
 # srun returns the highest exit code of its tasks: a reason against a restart prevails over the need of one.
 _NOT_BELOW, _UNSUPERVISED, _MISSING = 64, 65, 127
-# The last of these commands tries what `rank.sh` will do: an attempt that cannot start would be lost.
+_NOT_RECORDED = 4  # a rank does not run below nsys, see `dtslurm.worker.probe.nsys_record`
+# The last of these commands try what the rank will do: a restart would be in vain if nsys cannot start.
 _CHECK = """\
-[ -z "${DTSLURM_NSIGHT_SESSION-}" ] || exit 0
+[ -z "${DTSLURM_NSYS_SESSION-}" ] || exit 0
 cd "$DTSLURM_RUN_DIR" || exit
-grep -qs DTSLURM_NSIGHT_SESSION rank.sh task.sh ../../rank.sh ../../task.sh || exit 65
+grep -qs 'supervisor nsys ' rank.sh task.sh ../../rank.sh ../../task.sh || exit 65
 type nsys python3 >/dev/null 2>&1 || exit 127
-nsys launch --session-new="dtslurm-check-$SLURM_JOB_ID-${RANK:-0}-$$" --trace=cuda,nvtx true >&2 || exit 66
-exit 64
+for try in 1 2; do # as `dtslurm.worker.lib.start_below_nsys`
+  session=dtslurm-check-$SLURM_JOB_ID-${RANK:-0}-$$-$try
+  nsys launch --session-new="$session" --trace=cuda,nvtx true >&2 && exit 64
+done
+exit 66
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class NsightReport:
+class NsysReport:
     """What nsys recorded of a rank.
 
     Attributes:
@@ -72,7 +76,7 @@ class NsightReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NsightTarget:
+class NsysTarget:
     """The ranks of a job that are to be profiled with nsys.
 
     Attributes:
@@ -95,7 +99,7 @@ class NsightTarget:
         return self.record.run_dir if self.task is None else f"{self.record.run_dir}/tasks/{self.task}"
 
 
-def run_below_nsight(target: NsightTarget) -> bool:
+def ranks_are_below_nsys(target: NsysTarget) -> bool:
     """Return whether the ranks run below nsys already; otherwise, a restart lets them do so.
 
     Raises:
@@ -118,7 +122,7 @@ def run_below_nsight(target: NsightTarget) -> bool:
     return answer.code == 0
 
 
-def restart_below_nsight(target: NsightTarget) -> bool:
+def restart_below_nsys(target: NsysTarget) -> bool:
     """End the running attempt, and wait until the ranks of the next one train below nsys.
 
     Returns:
@@ -136,7 +140,7 @@ def restart_below_nsight(target: NsightTarget) -> bool:
         str(rank) for first, last in target.ranks for rank in range(first, last + 1)
     ]  # fmt: skip
     transport = context.cluster_of(target.record).transport
-    transport.put("".join(f"{rank}\n" for rank in ranks).encode(), f"{run_dir}/nsight-{before.attempt + 1}")
+    transport.put("".join(f"{rank}\n" for rank in ranks).encode(), f"{run_dir}/nsys-{before.attempt + 1}")
     transport.put(f"{before.attempt}\n".encode(), f"{run_dir}/restart")
     starts = _poll(target, before, "started its ranks")
     started = next(current for current in starts if _all_run(current, before))
@@ -149,7 +153,7 @@ def restart_below_nsight(target: NsightTarget) -> bool:
     return False
 
 
-def _look(target: NsightTarget, previous: RunTelemetry | None = None) -> RunTelemetry:
+def _look(target: NsysTarget, previous: RunTelemetry | None = None) -> RunTelemetry:
     part = RunPart(task=target.task)
     return read_telemetry(target.context, target.record, part, previous_telemetry=previous, points=1)
 
@@ -162,7 +166,7 @@ def _all_run(started: RunTelemetry, previous: RunTelemetry) -> bool:
     return bool(running) and len(running) == started.world_size
 
 
-def _poll(target: NsightTarget, previous: RunTelemetry, awaited: str) -> Iterator[RunTelemetry]:
+def _poll(target: NsysTarget, previous: RunTelemetry, awaited: str) -> Iterator[RunTelemetry]:
     """Yield the state of the run every few seconds, with what is new in it, for as long as one may wait.
 
     Raises:
@@ -181,38 +185,41 @@ def _poll(target: NsightTarget, previous: RunTelemetry, awaited: str) -> Iterato
     raise TransportError(f"the new attempt has not {awaited} within {_RESTART_S / 60:.0f} min", hint=hint)
 
 
-def record_nsight(target: NsightTarget, seconds: int) -> list[NsightReport]:
+def record_ranks(target: NsysTarget, seconds: int) -> list[NsysReport]:
     """Return what nsys records of the ranks in the next seconds, the lowest rank first.
 
     Raises:
         RequestInvalid: the job or a rank does not run.
         TransportError: nsys failed, or the connection was lost.
     """
-    program = assets.worker("probe/nsight_record.py").read_text("utf-8")
+    program = assets.worker("probe/nsys_record.py").read_text("utf-8")
     answer = _ask(target, ["python3", "-c", program, str(seconds)])
     if answer.code:
         problems = answer.problems or [f"the command in the place of the ranks ended with {answer.code}"]
-        raise TransportError("the ranks cannot be profiled", evidence=problems)
+        hint = ""
+        if answer.code == _NOT_RECORDED:
+            hint = "nsys failed when the rank started, as the log of the rank says; repeat the command"
+        raise TransportError("the ranks cannot be profiled", evidence=problems, hint=hint)
     parts: dict[tuple[str, str], list[bytes]] = {}
     for label, line in answer.lines:
         word, _, piece = line.partition(b" ")
         parts.setdefault((label, word.decode("utf-8", "replace")), []).append(piece)
-    reports: dict[str, NsightReport] = {}
+    reports: dict[str, NsysReport] = {}
     for (label, kind), pieces in parts.items():
-        report = reports.get(label, NsightReport(label=label))
-        reports[label] = _add(report, kind, decode("nsys", b"".join(pieces)))
+        report = reports.get(label, NsysReport(label=label))
+        reports[label] = _add(report, kind, decode_base64("nsys", b"".join(pieces)))
     for report in reports.values():
         if not report.report and not report.kept:
             raise answers.invalid("nsys", f"no report of rank {report.label}")
     return list(reports.values())
 
 
-def _ask(target: NsightTarget, command: Sequence[str]) -> RankAnswers:
+def _ask(target: NsysTarget, command: Sequence[str]) -> RankAnswers:
     selector = ProcessSelector(ranks=target.ranks, all_ranks=target.ranks is None)
     return ask_ranks(target.context, target.record, selector, command, task=target.task)
 
 
-def _add(report: NsightReport, kind: str, content: bytes) -> NsightReport:
+def _add(report: NsysReport, kind: str, content: bytes) -> NsysReport:
     """Return a report with one more part of it."""
     if kind == "trace":
         return replace(report, profile=interpret_trace("nsys", report.label, content) if content else None)

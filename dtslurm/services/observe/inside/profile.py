@@ -162,7 +162,7 @@ def record_profiles(
     for label, piece in answer.lines:
         pieces.setdefault(label, []).append(piece)
     return [
-        interpret_trace(request.tool, label, decode(request.tool, b"".join(lines)))
+        interpret_trace(request.tool, label, decode_base64(request.tool, b"".join(lines)))
         for label, lines in pieces.items()
     ]
 
@@ -203,7 +203,7 @@ def _order_of(label: str) -> tuple[str, int]:
     return role, int(number) if number.isdecimal() else 0
 
 
-def decode(tool: str, data: bytes) -> bytes:
+def decode_base64(tool: str, data: bytes) -> bytes:
     """Return bytes that a rank printed in base64.
 
     Raises:
