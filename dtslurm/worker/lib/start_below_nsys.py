@@ -62,7 +62,7 @@ def run(signal_name: str, command: List[str]) -> Optional[int]:
 
 def begin(descriptor: int, signal_name: str, command: List[str]) -> None:
     """Write this process's id, restore signals, and become the training code."""
-    os.write(descriptor, b"%d\n" % os.getpid())  # fails if nobody waits for the training code any more
+    os.write(descriptor, b"%d\n" % os.getpid())  # fails if the other end has given up
     os.close(descriptor)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, *signals_of(signal_name)):  # Python ignores the first two
         signal.signal(number, signal.SIG_DFL)
