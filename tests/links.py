@@ -95,7 +95,8 @@ def find_broken_links(pages: Mapping[str, Page], names: Collection[str]) -> Iter
 def main() -> None:
     if not (SITE / "index.html").exists():
         sys.exit(f"{SITE} has no pages. Run `make docs`.")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]  # new files, too
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     names = listed.stdout.rstrip("\0").split("\0")
     broken = [*check_repository(ROOT, names), *(f"build/site/{line}" for line in check_site(SITE))]
     sys.exit("\n".join(broken) or None)

@@ -22,8 +22,9 @@ SUFFIXES = {".md", ".py", ".j2", ".yaml", ".yml", ".toml", ".sh", ""}
 
 
 def main(arguments: list[str]) -> int:
-    tracked = subprocess.check_output(["git", "ls-files", *CHECKED], cwd=ROOT, text=True).splitlines()
-    names = arguments or [name for name in tracked if Path(name).suffix in SUFFIXES]
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *CHECKED]  # new files, too
+    listed = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
+    names = arguments or [name for name in listed if Path(name).suffix in SUFFIXES]
     rules = list(load_rules())
     american = [rule for rule in rules if rule.name == "american"]
     is_word = cache(load_dictionary())

@@ -34,7 +34,7 @@ _POLL_S = 5.0
 # srun returns the highest exit code of its tasks: a reason against a restart prevails over the need of one.
 _NOT_BELOW, _UNSUPERVISED, _MISSING = 64, 65, 127
 _NOT_RECORDED = 4  # a rank does not run below nsys, see `dtslurm.worker.probe.nsys_record`
-# The last of these commands try what the rank will do: a restart would be in vain if nsys cannot start.
+# The last of these commands try what the rank will do: a restart would have no effect if nsys cannot start.
 _CHECK = """\
 [ -z "${DTSLURM_NSYS_SESSION-}" ] || exit 0
 cd "$DTSLURM_RUN_DIR" || exit
@@ -198,7 +198,7 @@ def record_ranks(target: NsysTarget, seconds: int) -> list[NsysReport]:
         problems = answer.problems or [f"the command in the place of the ranks ended with {answer.code}"]
         hint = ""
         if answer.code == _NOT_RECORDED:
-            hint = "nsys failed when the rank started, as the log of the rank says; repeat the command"
+            hint = "nsys failed when the rank started, see the log of the rank; repeat the command"
         raise TransportError("the ranks cannot be profiled", evidence=problems, hint=hint)
     parts: dict[tuple[str, str], list[bytes]] = {}
     for label, line in answer.lines:
