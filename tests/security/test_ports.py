@@ -77,13 +77,8 @@ def test_forged_clock_server_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forger:
         forger.bind(("127.0.0.1", 0))
         port = forger.getsockname()[1]
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
-            link.sendto(b"wake up", ("127.0.0.1", port))
         monkeypatch.setattr(network, "AGAIN_S", 0.1)
         assert network.clock("127.0.0.1", port, "key")[0]["level"] == "unknown"
-        data, peer = forger.recvfrom(1000)
-        assert data == b"wake up"
-        assert peer
         question = forger.recv(1000)
         assert network.verify(question, "key")
         assert network.verify(network.sign(question[32:] + b"1.0", "forged"), "key") is None
