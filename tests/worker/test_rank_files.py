@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -299,3 +300,23 @@ def test_neighbouring_lines_of_a_rank_are_one_group(monkeypatch: pytest.MonkeyPa
     for start, end, size in [(0, 10, 6), (10, 30, 7), (30, 31, 1), (40, 50, 5)]:
         groups.add(start, end, size)
     assert (groups.ranges, groups.starts, groups.size) == ([(0, 30), (30, 31), (40, 50)], [0, 13, 14], 19)
+
+
+def test_a_rank_that_ends_while_another_agent_confirms_it_leaves_no_files(node: RankCollector) -> None:
+    """After its agent was killed, each rank of a node that ends collects for all of them."""
+    collectors = [RankCollector(node.folder, node.logs, node.ranks) for _ in range(2)]
+    for rank in range(400):
+        write(node, rank, b"end\n")
+        record(node, rank, 0)
+        threads = [threading.Thread(target=collector.collect) for collector in collectors]
+        for thread in threads:
+            thread.start()
+        collected = Path(node.folder, f"{rank}.collected")
+        while any(thread.is_alive() for thread in threads) and not collected.exists():
+            pass
+        assert collected.exists()
+        for path in Path(node.folder).glob(f"{rank}.*"):
+            path.unlink(missing_ok=True)
+        for thread in threads:
+            thread.join()
+        assert not list(Path(node.folder).glob(f"{rank}.*"))

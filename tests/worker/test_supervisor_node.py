@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -455,3 +457,22 @@ def test_output_of_a_rank_is_its_position_else_the_size_of_its_log(
     assert watch._output_of("4", 9) == 0
     monkeypatch.setattr(watch, "collector", SimpleNamespace(folder=str(ranks.folder)))
     assert watch._output_of("3", 9) == 2
+
+
+def test_a_rank_that_ends_waits_while_another_one_copies_the_files_of_the_node(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = tmp_path / "files"
+    for folder in (files, tmp_path / "logs/0"):
+        folder.mkdir(parents=True)
+    (files / "1.log").write_text("end\n")
+    (files / "1.json").write_text('{"rank": 1, "exit_code": 0}\n')
+    monkeypatch.setenv(node.NODE_FILES, str(files))
+    descriptor = os.open(files, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    copying = threading.Timer(1.0, os.close, [descriptor])
+    copying.start()
+    node.collect_files()
+    copying.join()
+    assert (files / "1.collected").exists()
+    assert "1: end" in (tmp_path / "logs/0/ranks-1.log").read_text()

@@ -3,7 +3,8 @@
 In a large job each rank writes ``<rank>.log`` and ``<rank>.json`` into a temporary folder of its node. The
 node's agent appends new content to ``ranks-<first>.log`` and ``ranks-<first>.jsonl`` (`rank_files`) in the
 run directory. These files show how much was copied, so another agent can continue at any time. When the log
-and the last record of a rank are complete there, the agent creates ``<rank>.collected``, and the rank ends.
+and the last record of a rank are complete there, the agent renames the record to ``<rank>.collected``, and
+the rank ends.
 """
 
 import contextlib
@@ -87,11 +88,14 @@ class RankCollector:
         return False
 
     def _confirm(self, ended_ranks: List[int]) -> None:
-        """Let ranks end that wait until their files are copied."""
+        """Let ranks end that wait until their files are copied.
+
+        A rank that another agent has confirmed may delete its files now, so a new file could stay behind.
+        """
         for rank in ended_ranks:
-            if os.path.exists(os.path.join(self.folder, "{}.json".format(rank))):  # else it has ended
-                with open(os.path.join(self.folder, "{}.collected".format(rank)), "wb"):
-                    pass
+            path = os.path.join(self.folder, str(rank))
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(path + ".json", path + ".collected")
 
     def clear(self) -> None:
         """Delete the folder of the node."""

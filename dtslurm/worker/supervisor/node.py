@@ -373,4 +373,7 @@ def main(*, restarted: bool) -> None:
 def collect_files() -> None:
     """Copy the files of this node's ranks once, for a rank that ends while no agent does so."""
     agent = NodeAgent()
-    RankCollector(os.environ[NODE_FILES], agent.logs, agent.ranks).collect()
+    collector = RankCollector(os.environ[NODE_FILES], agent.logs, agent.ranks)
+    end = time.monotonic() + 5.0
+    while not collector.collect() and time.monotonic() < end:  # another rank that ends may be copying
+        time.sleep(0.2)
