@@ -26,7 +26,7 @@ def wait_until(condition: Callable[[], object], what: str = "it", *, limit: floa
         waited, cost = time.monotonic() - begin, time.monotonic() - began
         if waited > limit * busyness():
             raise AssertionError(f"{what} did not happen within {limit:g} s")
-        time.sleep(min(1.0, max(0.02, waited / 20, 4 * cost)))
+        time.sleep(min(5.0, max(0.02, waited / 20, 4 * cost)))
 
 
 def busyness() -> float:
