@@ -23,7 +23,7 @@ import pytest
 from dtslurm.transport.ssh.terminal import run_in_terminal
 from tests.sshd.servers import SshLab
 from tests.transport.linking import server
-from tests.waiting import busyness
+from tests.waiting import busyness, wait_until
 
 RUN = """
 import sys
@@ -68,6 +68,10 @@ class Terminal:
             assert time.monotonic() < end, self.text
             meanwhile()
             self.read(1.0)
+
+    def wait_until_raw(self) -> None:
+        """Wait until keys that interrupt are passed on: ssh shows output before it has set this terminal."""
+        wait_until(lambda: not termios.tcgetattr(self._theirs)[3] & termios.ISIG)
 
     def read(self, seconds: float) -> None:
         if select.select([self._ours], [], [], seconds)[0]:
@@ -136,6 +140,8 @@ def test_keys_arrive_and_an_interrupt_ends_only_the_program_there(run: Opener) -
         'until [ -n "$end" ]; do sleep 0.1; done; exit 5'
     )
     terminal.wait_for("began")
+    if run.host:
+        terminal.wait_until_raw()
     terminal.type("a line\r")
     terminal.wait_for("got a line")
     terminal.type("\x03")
@@ -161,6 +167,7 @@ def test_lost_connection_ends_with_an_error_and_the_settings_come_back(
     server(login, "leaves")
     terminal = by_paramiko("leaves", "echo began; read line; kill -9 $PPID; sleep 100")
     terminal.wait_for("began")
+    terminal.wait_until_raw()
     terminal.type("\r")
     assert terminal.end() == 1
     assert "error: the connection to leaves was lost" in terminal.text

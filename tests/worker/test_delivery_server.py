@@ -209,7 +209,7 @@ def test_failed_command_or_output_without_a_job_id_records_no_job(side: Side, wo
 
 @pytest.mark.slow
 def test_hanging_command_is_ended_with_its_children(side: Side) -> None:
-    done = side.send(then=["sh", "-c", "echo begun; sleep 600 | cat"], limit=3)["done"]
+    done = side.send(then=["sh", "-c", "echo begun; sleep 600 | cat"], limit=10)["done"]
     assert (done["late"], done["code"], done["stdout"]) == (True, -9, "begun\n")
 
 
