@@ -7,6 +7,7 @@ import json
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -76,11 +77,12 @@ class MailSink:
 
     Attributes:
         mails: the sources of the mails that have arrived.
+        delay_s: how long it waits before it greets, as a server that checks its clients does.
     """
 
     def __init__(self) -> None:
         self.mails: list[str] = []
-        self.port = 0
+        self.delay_s, self.port = 0.0, 0
 
     @property
     def url(self) -> str:
@@ -94,6 +96,7 @@ class MailSink:
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
+                time.sleep(sink.delay_s)
                 self.wfile.write(b"220 mail.example.org\r\n")
                 while line := self.rfile.readline():
                     word = line[:4].upper()

@@ -209,10 +209,13 @@ def test_several_senders_at_once_send_each_message_once(run_dir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_mail_has_the_diagnosis(run_dir: Path) -> None:
+def test_a_mail_has_the_diagnosis_and_its_server_has_its_time_for_each_message(run_dir: Path) -> None:
     with MailSink().run() as sink:
         address(run_dir, sink.url)
-        assert send(run_dir).wait() == 0
+        sending = send(run_dir)
+        wait_until(lambda: sink.mails)
+        sink.delay_s = 1.0
+        assert sending.wait() == 0
     assert len(sink.mails) == 2
     assert "To: " in sink.mails[1]
     assert "dtslurm diagnose 17" in sink.mails[1]

@@ -127,13 +127,16 @@ def _connect(url: str) -> Any:
     """Return Apprise's service of an address; without one if the address is invalid.
 
     Apprise loads its services here, before a message is claimed: a message of a sender that is killed
-    afterwards counts as perhaps sent.
+    afterwards counts as perhaps sent. Its pauses between messages to a service, usually 5.5 seconds, are for
+    senders of many messages. Here they would use up the time of a message, and keep the job's nodes.
     """
     import apprise
 
     service = apprise.Apprise(asset=apprise.AppriseAsset(app_id="dtslurm", async_mode=False))
     with contextlib.suppress(Exception):
         service.add(url)
+        for receiver in service:
+            receiver.request_rate_per_sec = 0
     return service
 
 
