@@ -31,7 +31,7 @@ QUICK := cli config container diagnose discover e2e/test_runs.py fuzz launch log
   store worker
 IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: lock demo test test-quick test-all install-test test-slurm-versions test-gpu test-torch-versions test-release lint types texts check docs fuzz nemesis soak install install-dev bench coverage mutation sbom clean
+.PHONY: lock demo test test-quick test-all install-test test-slurm-versions test-gpu test-torch-versions test-release lint check docs fuzz nemesis soak install install-dev bench coverage mutation sbom clean
 
 # Dependency groups need pip 25.1; Debian's is older.
 $(BIN)/python:
@@ -92,19 +92,14 @@ test-slurm-versions: install-dev
 	$(PIP) install --group versions
 	$(BIN)/python -m tests.lab.versions $(VERSIONS)
 
-lint: install-dev
-	$(MAKE) --no-print-directory --jobs 2 types texts
-
-types:
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-
 # No --quiet for mkdocs: with --quiet, --strict ignores all warnings, such as links to missing pages.
-texts:
+lint: install-dev
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/typos --format brief
 	$(BIN)/python -m tests.prose
+	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --strict
 	$(BIN)/python -m tests.links
 

@@ -12,8 +12,8 @@ _USUAL_LOAD = 3.0  # processes that want a CPU, for each CPU, while the suite ru
 def wait_until(condition: Callable[[], object], what: str = "it", *, limit: float = 120) -> None:
     """Return when `condition` holds.
 
-    It is evaluated again after a twentieth of the time that has passed, or four times the time that it takes:
-    a test that polls a command would otherwise keep a CPU busy.
+    It is evaluated again after a twentieth of the time that has passed, or four times the time that it takes,
+    and after five seconds at most: a test that polls a command would otherwise keep a CPU busy.
 
     Raises:
         AssertionError: it did not hold within `limit` seconds, or more where the machine is busy.

@@ -1,5 +1,6 @@
 """Starts a rank's training code below nsys: ``nsys SIGNAL COMMAND...``.
 
+nsys starts this program again, with ``begin DESCRIPTOR SIGNAL COMMAND...``, and it becomes the training code.
 nsys may fail at its start. Then the training code starts without it, because a profile must not end a run.
 """
 
@@ -21,7 +22,7 @@ def main(words: List[str]) -> None:
     """Start the training code, and end with its exit code.
 
     Args:
-        words: the early signal, such as ``USR1`` or ``10``, or ``-``; then the command.
+        words: the early signal, such as ``USR1`` or ``10``, or ``-``; then the command. Or what nsys starts.
     """
     if words[0] == "begin":
         begin(int(words[1]), words[2], words[3:])

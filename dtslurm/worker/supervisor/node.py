@@ -375,5 +375,5 @@ def collect_files() -> None:
     agent = NodeAgent()
     collector = RankCollector(os.environ[NODE_FILES], agent.logs, agent.ranks)
     end = time.monotonic() + 5.0
-    while not collector.collect() and time.monotonic() < end:  # another rank that ends may be copying
+    while not collector.collect() and time.monotonic() < end:  # another rank that has ended may be copying
         time.sleep(0.2)
