@@ -91,6 +91,8 @@ class Server:
                 item.kill()
 
     def down(self) -> None:
+        """Kill the server and all that serves its logins."""
+        self.process.send_signal(signal.SIGSTOP)  # or it accepts another login before it is killed
         for item in self.connections():
             with contextlib.suppress(psutil.NoSuchProcess):
                 for below in item.children(recursive=True):
