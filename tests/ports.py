@@ -13,11 +13,11 @@ _claims: list[socket.socket] = []
 def free_port() -> int:
     """Return a port of 127.0.0.1 that nobody uses, and that no other test gets before this process ends.
 
-    It is below the ports of the labs' clusters and those that the kernel hands out to clients: of those,
-    another process may get a port between this call and its use. The claim is an abstract socket: every
-    process of this network sees it, and it dies with this process.
+    It is above the ports of the labs' clusters, and below those that the scripts of jobs choose and that the
+    kernel hands out to clients: of those, another process may get a port between this call and its use. The
+    claim is an abstract socket: every process of this network sees it, and it dies with this process.
     """
-    ports = list(range(5000, 12000))
+    ports = list(range(5000, 10000))
     random.shuffle(ports)
     for port in ports:
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import shutil
 import sys
@@ -85,11 +84,9 @@ FREES = """
 @pytest.fixture
 def own_lab(slurm_software: Software) -> Iterator[SlurmLab]:
     """A cluster whose nodes may be lost."""
-    # Ports follow from the job's number: other labs on this machine start with job 1.
-    first = f"FirstJobId={random.randrange(100, 2400)}"
     root = Path(tempfile.mkdtemp(prefix="dtslurm-elastic-", dir="/tmp"))
     try:
-        with SlurmLab(root, software=slurm_software, nodes=2, extra_conf=[first]) as lab:
+        with SlurmLab(root, software=slurm_software, nodes=2) as lab:
             yield lab
     finally:
         shutil.rmtree(root, ignore_errors=True)

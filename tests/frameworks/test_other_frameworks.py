@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -112,11 +111,9 @@ class PmixLab(SlurmLab):
 
 @pytest.fixture(scope="module")
 def lab(slurm_software: Software) -> Iterator[SlurmLab]:
-    # Ports follow from the job's number: other labs on this machine start with job 1.
-    first = f"FirstJobId={random.randrange(100, 2400)}"
     root = Path(tempfile.mkdtemp(prefix="dtslurm-pmix-", dir="/tmp"))
     try:
-        with PmixLab(root, software=slurm_software, extra_conf=[first]) as cluster:
+        with PmixLab(root, software=slurm_software) as cluster:
             yield cluster
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -13,7 +13,10 @@ from pathlib import Path
 
 from tests.lab.software import SlurmUnavailable
 
+# Below the ports that `free_port`, the scripts of jobs and the kernel choose, so that nobody else takes one.
+PORTS = range(1088, 5000)
 BLOCK = 64  # ports that belong to one cluster
+JOB_PORTS = 2500  # how many ports the scripts of jobs choose from
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def claim_ports() -> tuple[int, socket.socket]:
 
     The claim is an abstract socket: every process of this network sees it, and it dies with its holders.
     """
-    starts = list(range(12000, 31000, BLOCK))  # below the ports that the kernel hands out to clients
+    starts = list(PORTS[::BLOCK])
     random.shuffle(starts)
     for start in starts:
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -72,6 +75,17 @@ def claim_ports() -> tuple[int, socket.socket]:
         else:
             return start, claim
     raise SlurmUnavailable("no free ports on 127.0.0.1")
+
+
+def first_job_id(port: int, worker: str) -> int:
+    """Return the first job id of the cluster with this port, in this process of the suite (gw0, gw1, …).
+
+    Scripts choose one of 2,500 ports by their job's id. Each of six processes gets a sixth of them, because
+    another job may choose the same port until a program listens there. The ids of all clusters differ.
+    """
+    cluster = PORTS.index(port) // BLOCK
+    process = int(worker.removeprefix("gw") or 0) % 6
+    return (1 + cluster) * 10 * JOB_PORTS + process * (JOB_PORTS // 6) + cluster
 
 
 def slurm_conf(layout: Layout) -> str:
@@ -120,8 +134,7 @@ def slurm_conf(layout: Layout) -> str:
         f"MinJobAge={layout.min_job_age}",
         "MaxArraySize=10001",
         "JobRequeue=1",
-        # Scripts choose ports by their job's id, so clusters side by side should not begin with the same.
-        f"FirstJobId={layout.port * 397}",
+        f"FirstJobId={first_job_id(layout.port, os.environ.get('PYTEST_XDIST_WORKER', ''))}",
     ]
     if layout.plugin_dir is not None:
         lines.append(f"PluginDir={layout.plugin_dir}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import keeper
+from tests.lab import conf, keeper
 from tests.lab.cluster import FailedCommand, LabError, SlurmLab
 from tests.lab.software import Software
 from tests.processes import is_alive
@@ -236,3 +236,15 @@ def test_ordinary_user_can_run_a_lab(slurm_software: Software) -> None:
         assert done.stdout.split("\n")[:4] == [f"{user} 0,1"] * 4
     finally:
         shutil.rmtree(folder)
+
+
+def test_jobs_of_different_clusters_have_different_ids_and_those_of_different_processes_other_ports() -> None:
+    clusters = conf.PORTS[:: conf.BLOCK]
+    firsts = {conf.first_job_id(port, f"gw{process}"): process for port in clusters for process in range(6)}
+    assert len(firsts) == len(clusters) * 6
+    assert max(firsts) + 10 * conf.JOB_PORTS < 0x03FFFFFF  # the highest id that Slurm accepts
+    lowest = [min(first % conf.JOB_PORTS for first in firsts if firsts[first] == one) for one in range(6)]
+    highest = [max(first % conf.JOB_PORTS for first in firsts if firsts[first] == one) for one in range(6)]
+    room = 200  # jobs that one cluster runs at most
+    assert all(highest[one] + room < lowest[one + 1] for one in range(5))
+    assert highest[5] + room < conf.JOB_PORTS

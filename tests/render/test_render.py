@@ -217,23 +217,30 @@ def test_srun_steps_do_not_end_other_ranks_when_a_rank_has_finished(
     assert set(waits) == {"--wait=0"}
 
 
-def test_f51_a_master_port_in_use_is_skipped(render_job: Render) -> None:
-    script = render_job("local", "srun", account=None, nodes=2).script
+def choose_port(script: str, attempt: int) -> int:
+    """Return the port that the script chooses for this attempt of job 4211, or of process 4211."""
     part = script[script.index("MASTER_PORT=$((") : script.index("export MASTER_ADDR")]
     program = f"job=4211; {part.replace('$$', '$job').replace('SLURM_JOB_ID', 'job')} echo $MASTER_PORT"
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "DTSLURM_ATTEMPT": str(attempt)}
+    done = subprocess.run(["bash", "-c", program], env=env, capture_output=True, text=True, check=True)
+    return int(done.stdout)
 
-    def chosen(attempt: int) -> int:
-        env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "DTSLURM_ATTEMPT": str(attempt)}
-        done = subprocess.run(["bash", "-c", program], env=env, capture_output=True, text=True, check=True)
-        return int(done.stdout)
 
-    first = chosen(0)
-    assert chosen(1) != first  # another attempt, another port
+def test_f51_a_master_port_in_use_is_skipped(render_job: Render) -> None:
+    script = render_job("local", "srun", account=None, nodes=2).script
+    first = choose_port(script, 0)
+    assert choose_port(script, 1) != first  # another attempt, another port
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", first))
         held.listen()
-        assert chosen(0) > first
+        assert choose_port(script, 0) > first
+
+
+def test_f51_jobs_of_slurm_and_of_the_local_scheduler_choose_different_ports(render_job: Render) -> None:
+    scripts = [render_job(cluster, "srun", account=None, nodes=2).script for cluster in ("slurm", "local")]
+    slurm, local = [{choose_port(script, attempt) for attempt in range(4)} for script in scripts]
+    assert len(slurm | local) == 8
 
 
 @pytest.mark.parametrize("mark", ["stop", "tasks/3/stop"])
