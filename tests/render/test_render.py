@@ -237,7 +237,7 @@ def test_f51_a_master_port_in_use_is_skipped(render_job: Render) -> None:
         assert choose_port(script, 0) > first
 
 
-def test_f51_jobs_of_slurm_and_of_the_local_scheduler_choose_different_ports(render_job: Render) -> None:
+def test_jobs_of_slurm_and_of_the_local_scheduler_choose_different_ports(render_job: Render) -> None:
     scripts = [render_job(cluster, "srun", account=None, nodes=2).script for cluster in ("slurm", "local")]
     slurm, local = [{choose_port(script, attempt) for attempt in range(4)} for script in scripts]
     assert len(slurm | local) == 8
