@@ -227,8 +227,8 @@ def _job_values(
         "rendezvous": launcher.needs_rendezvous(layout) or spec.fabric_check,
         "head_address": profile.slurm.head_address or None,
         # Job ids of the local scheduler are unique per user only; process ids are unique on the machine.
-        # With 4 added, such a job and a job of Slurm that start together do not choose the same port.
-        "apart": RawShell("$$ * 8 + 4" if profile.scheduler == "local" else "SLURM_JOB_ID * 8"),
+        # With 4 added, they do not get the ports of the first four attempts of a Slurm job.
+        "port_offset": RawShell("$$ * 8 + 4" if profile.scheduler == "local" else "SLURM_JOB_ID * 8"),
         "host_suffix": RawShell(profile.slurm.host_suffix or ""),
         "options": {key: launcher.option(spec, key) for key in launcher.options},
         "rank_cpus": RawShell(join(_rank_cpus(spec, profile, layout))),
