@@ -17,6 +17,7 @@ _COLLECTIVE_KERNEL = re.compile(r"nccl(?:Dev)?Kernel|rccl", re.IGNORECASE)
 _COLLECTIVE_ON_CPU = re.compile(r"(?:gloo|mpi|ucc):\w+")
 _DATA = re.compile(r"enumerate\(DataLoader\)")
 _MOST_SPOTS = 3
+_LEAST_COMMON_SHARE = 0.25  # two of three steps are enough, and a small part of a step is not
 Interval = tuple[float, float]
 
 
@@ -37,13 +38,15 @@ class Operation:
     end_us: float
 
 
-def summarize_steps(label: str, operations: Sequence[Operation]) -> RankProfile:
-    """Return the profile of the steps of a rank.
+def summarize_steps(
+    label: str, operations: Sequence[Operation], common: Interval | None = None
+) -> RankProfile:
+    """Return the profile of the steps of a rank, or of a time in which all ranks recorded steps.
 
     Communication and the loading of data count where nothing computes at the same time, as Holistic Trace
     Analysis does. On a GPU, its kernels compute; without one, the operators of torch do.
     """
-    start, end = find_steps(operations)
+    start, end = common or find_steps(operations)
     cut = [item for item in operations if item.end_us > start and item.start_us < end]
     has_gpu = any(item.category in _ON_GPU for item in cut)
     collectives = [item for item in cut if _is_collective(item)]
@@ -80,15 +83,35 @@ def find_steps(operations: Sequence[Operation]) -> Interval:
     In a trace without marked steps, a step lasts from one end of an optimizer's step to the next one, or all
     is one step.
     """
+    marked = find_marked_steps(operations)
+    if marked is not None:
+        return marked
     marks = [item for item in operations if item.category == "user_annotation"]
-    steps = [item for item in marks if _STEP.fullmatch(item.name)]
-    if steps:
-        return min(item.start_us for item in steps), max(item.end_us for item in steps)
     ends = [item.end_us for item in marks if _OPTIMIZER_STEP.fullmatch(item.name)]
     if len(ends) > 1:
         return min(ends), max(ends)
     start = min((item.start_us for item in operations), default=0.0)
     return start, max((item.end_us for item in operations), default=0.0)
+
+
+def find_marked_steps(operations: Sequence[Operation]) -> Interval | None:
+    """Return the begin of the first step and the end of the last one that the training loop marked."""
+    steps = [item for item in operations if item.category == "user_annotation" and _STEP.fullmatch(item.name)]
+    if not steps:
+        return None
+    return min(item.start_us for item in steps), max(item.end_us for item in steps)
+
+
+def find_common_time(steps: Sequence[Interval]) -> Interval | None:
+    """Return the time in which all ranks recorded steps, None if it is short or there is none.
+
+    A rank that waits while the profiler of another one starts or writes its trace seems to communicate. These
+    times are before the first step or after the last step of the other rank.
+    """
+    start = max((start for start, _ in steps), default=0.0)
+    end = min((end for _, end in steps), default=0.0)
+    shortest = min((end - start for start, end in steps), default=0.0)
+    return (start, end) if end - start > _LEAST_COMMON_SHARE * shortest else None
 
 
 def _is_collective(operation: Operation) -> bool:

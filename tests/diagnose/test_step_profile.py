@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from typing import Any
+
 import pytest
 
 from dtslurm.cli.printing.profile_rows import explain_straggler, profile_columns, profile_row
-from dtslurm.views.step_profile import Operation, summarize_steps
+from dtslurm.model.runs.profile import RankProfile
+from dtslurm.services.observe.inside.profile import interpret_step_traces
+from dtslurm.views.step_profile import Operation, find_common_time, summarize_steps
 
 
 def operation(
@@ -98,3 +104,73 @@ def test_rank_that_communicates_least_is_the_one_that_the_others_wait_for() -> N
     waits = summarize_steps("0", [*steps(100), operation("gloo:all_reduce", 10, 100, "user_annotation")])
     text = explain_straggler([waits, slow])
     assert text.endswith("rank 0 90%: the others wait for rank 1, which is mostly in aten::mm")
+
+
+def pack(*events: tuple[str, float, float], origin_ns: int | None = None) -> bytes:
+    """Return a trace of steps and collectives, each with its begin and its end in microseconds."""
+    document: dict[str, Any] = {
+        "traceEvents": [
+            {
+                "ph": "X",
+                "name": name,
+                "cat": "cpu_op" if name.startswith("aten::") else "user_annotation",
+                "pid": 1,
+                "tid": 1,
+                "ts": start,
+                "dur": end - start,
+            }
+            for name, start, end in events
+        ]
+    }
+    if origin_ns is not None:
+        document["baseTimeNanoseconds"] = origin_ns
+    return gzip.compress(json.dumps(document).encode())
+
+
+def explain(**traces: bytes) -> str:
+    summaries = [item.summary for item in interpret_step_traces(traces)]
+    return explain_straggler([summary for summary in summaries if isinstance(summary, RankProfile)])
+
+
+def test_rank_that_waited_while_the_profiler_of_another_one_started_is_not_said_to_communicate() -> None:
+    """Rank 1 records one step earlier, in which it waits for the profiler of rank 0, and is the slow one."""
+    slow = pack(
+        ("ProfilerStep#1", 0, 2500),
+        ("aten::mm", 0, 300),
+        ("gloo:all_reduce", 300, 2490),
+        ("ProfilerStep#2", 2500, 2800),
+        ("aten::mm", 2500, 2790),
+    )
+    waits = pack(
+        ("ProfilerStep#1", 1502, 1805),
+        ("gloo:all_reduce", 1520, 1800),
+        ("ProfilerStep#2", 1805, 2105),
+        ("gloo:all_reduce", 1815, 2100),
+        origin_ns=1_000_000,
+    )
+    assert "the others wait for rank 1, which is mostly in aten::mm" in explain(**{"0": waits, "1": slow})
+
+
+def test_ranks_that_recorded_no_time_in_common_are_not_compared() -> None:
+    first = pack(("ProfilerStep#1", 0, 100), ("aten::mm", 0, 90))
+    second = pack(("ProfilerStep#1", 100, 200), ("gloo:all_reduce", 100, 195))
+    text = explain(**{"0": first, "1": second})
+    assert text.startswith("which rank the others wait for is unknown")
+    assert "the others wait for rank 0" in explain(**{"0": first, "1": pack(("gloo:all_reduce", 150, 250))})
+
+
+@pytest.mark.parametrize(
+    ("steps", "common"),
+    [
+        ([(0, 300), (100, 400)], (100, 300)),
+        ([(0, 300), (220, 520)], (220, 300)),
+        ([(0, 300), (230, 530)], None),
+        ([(0, 100), (200, 300)], None),
+        ([(0, 0)], None),
+        ([], None),
+    ],
+)
+def test_time_in_common_is_at_least_a_quarter_of_the_shortest_record(
+    steps: list[tuple[float, float]], common: tuple[float, float] | None
+) -> None:
+    assert find_common_time(steps) == common

@@ -14,8 +14,10 @@ pytest.importorskip("torch")
 import torch
 
 from dtslurm.services.observe.inside.profile import _RECORD_STEPS
-from dtslurm.train.profiling import StepProfiler, find_request_path, take_request
+from dtslurm.train.profiling import StepProfiler, choose_begin, find_request_path, take_request
 from dtslurm.train.run_files import RunFiles
+
+WRITTEN = 1_000_000.0  # when requests are written
 
 
 @pytest.fixture
@@ -30,10 +32,22 @@ def write_request(run: RunFiles, trace: Path, *lines: object, rank: int = 0) -> 
     assert path is not None
     path.write_text("".join(f"{line}\n" for line in (*lines[:1], trace, *lines[1:])))
     path.chmod(0o600)
+    os.utime(path, (WRITTEN, WRITTEN))
     return path
 
 
-def train_steps(profiler: StepProfiler, number: int = 4) -> None:
+class Clock:
+    """A clock that advances by two seconds with each look at it."""
+
+    def __init__(self, start: float = WRITTEN) -> None:
+        self._time = start
+
+    def __call__(self) -> float:
+        self._time += 2
+        return self._time
+
+
+def train_steps(profiler: StepProfiler, number: int = 5) -> None:
     for _ in range(number):
         train_step()
         profiler.end_step()
@@ -49,7 +63,7 @@ def recorded(trace: Path) -> list[str]:
 
 
 def test_requested_steps_are_recorded_once(run: RunFiles, tmp_path: Path) -> None:
-    profiler = StepProfiler(run, 0)
+    profiler = StepProfiler(run, 0, Clock())
     trace, other = tmp_path / "trace.json", tmp_path / "other.json"
     write_request(run, trace, 2)
     write_request(run, other, 2, rank=1)
@@ -58,15 +72,20 @@ def test_requested_steps_are_recorded_once(run: RunFiles, tmp_path: Path) -> Non
         train_step()
         profiler.end_step()
         ended += [step] if trace.exists() else []
-    assert ended[0] == 3  # the first step starts the profiler, and one warms it up
+    assert ended[0] == 4  # the first step ends before the begin, and one warms the profiler up
     assert recorded(trace) == ["ProfilerStep#1", "ProfilerStep#2"]
     assert "aten::matmul" in trace.read_text()
     assert not other.exists()
     assert sorted(path.name[-2:] for path in tmp_path.glob("dtslurm-profile-*")) == ["-1"]
 
 
+@pytest.mark.parametrize(("written", "begin"), [(100.0, 104), (101.9, 104), (102.0, 106)])
+def test_begin_leaves_two_seconds_to_start_the_profiler(written: float, begin: float) -> None:
+    assert choose_begin(written) == begin
+
+
 def test_training_that_ends_earlier_leaves_the_steps_so_far(run: RunFiles, tmp_path: Path) -> None:
-    profiler = StepProfiler(run, 0)
+    profiler = StepProfiler(run, 0, Clock())
     trace = tmp_path / "trace.json"
     write_request(run, trace, 100)
     train_steps(profiler)
@@ -76,7 +95,7 @@ def test_training_that_ends_earlier_leaves_the_steps_so_far(run: RunFiles, tmp_p
 
 
 def test_training_that_profiles_itself_is_not_disturbed(run: RunFiles, tmp_path: Path) -> None:
-    profiler = StepProfiler(run, 0)
+    profiler = StepProfiler(run, 0, Clock())
     trace = tmp_path / "trace.json"
     write_request(run, trace, 1)
     with torch.profiler.profile() as own:
@@ -89,14 +108,14 @@ def test_training_that_profiles_itself_is_not_disturbed(run: RunFiles, tmp_path:
 def test_trace_that_cannot_be_written_does_not_end_the_training(
     run: RunFiles, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    profiler = StepProfiler(run, 0)
+    profiler = StepProfiler(run, 0, Clock())
     write_request(run, tmp_path / "gone" / "trace.json", 1)
     train_steps(profiler)
     assert "dtslurm: steps cannot be profiled: " in capfd.readouterr().err
 
 
 def test_allocations_are_recorded_on_request(run: RunFiles, tmp_path: Path) -> None:
-    profiler = StepProfiler(run, 0)
+    profiler = StepProfiler(run, 0, Clock())
     write_request(run, tmp_path / "trace.json", 1, "memory")
     train_steps(profiler)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -108,7 +127,7 @@ def test_allocations_are_recorded_on_request(run: RunFiles, tmp_path: Path) -> N
     "text", ["", "x\n/trace\n", "0\n/trace\n", "1001\n/trace\n", "3\ntrace\n", "3", "3\n/trace\nfrog\n"]
 )
 def test_other_files_are_refused_once(run: RunFiles, capfd: pytest.CaptureFixture[str], text: str) -> None:
-    profiler = StepProfiler(run, 0)
+    profiler = StepProfiler(run, 0, Clock())
     path = find_request_path(run, 0)
     assert path is not None
     path.write_text(text)

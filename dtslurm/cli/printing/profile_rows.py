@@ -49,7 +49,12 @@ def profile_row(profile: RankProfile) -> tuple[str, ...]:
 
 
 def explain_straggler(profiles: Sequence[RankProfile]) -> str:
-    """Return which rank the others wait for, empty if the ranks hardly differ."""
+    """Return which rank the others wait for, or why that is unknown; empty if the ranks hardly differ."""
+    if not all(profile.is_comparable for profile in profiles):
+        return (
+            "which rank the others wait for is unknown: the ranks did not record the same steps, "
+            "because the request did not reach them at the same time; record more of them with --steps"
+        )
     found = find_straggler(profiles)
     if found is None:
         return ""

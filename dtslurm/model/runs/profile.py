@@ -33,12 +33,14 @@ class RankProfile:
             else; or of each of `STEP_KINDS`, where "other" is the time without any operation of torch. They
             add up to 1.
         hot_spots: what has the largest shares, the largest first.
+        is_comparable: False if the steps of all ranks have no time in common.
     """
 
     label: str
     seconds: float
     shares: Mapping[str, float]
     hot_spots: tuple[HotSpot, ...]
+    is_comparable: bool = True
 
 
 @dataclass(frozen=True)

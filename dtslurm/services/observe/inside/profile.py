@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from dtslurm import assets
@@ -25,7 +26,13 @@ from dtslurm.services.observe.inside.target_process import ProcessSelector
 from dtslurm.services.wiring.context import Context
 from dtslurm.views.profile import TraceEvent, summarize
 from dtslurm.views.step_memory import MemoryEvent, summarize_memory
-from dtslurm.views.step_profile import Operation, summarize_steps
+from dtslurm.views.step_profile import (
+    Interval,
+    Operation,
+    find_common_time,
+    find_marked_steps,
+    summarize_steps,
+)
 
 Tool = Literal["py-spy", "torch", "memory"]
 _MISSING = 127
@@ -33,7 +40,7 @@ _NOT_TAKEN = 4
 _LABEL = re.compile(rb"\[([A-Za-z0-9_/-]+)\] (.*)")
 _LARGEST_TRACE = 1 << 26  # bytes; reading more would take gigabytes of memory
 _LONGEST_STEP_S = 120
-_LARGEST_NUMBER = 1e18
+_LARGEST_NUMBER = 1e19
 # srun passes lines of up to 1024 bytes on in one piece; it mixes longer lines of several nodes.
 # py-spy may be beside the Python of the rank, which need not be on PATH. It does not stop the rank.
 _RECORD = """\
@@ -161,10 +168,10 @@ def record_profiles(
     pieces: dict[str, list[bytes]] = {}
     for label, piece in answer.lines:
         pieces.setdefault(label, []).append(piece)
-    return [
-        interpret_trace(request.tool, label, decode_base64(request.tool, b"".join(lines)))
-        for label, lines in pieces.items()
-    ]
+    traces = {label: decode_base64(request.tool, b"".join(lines)) for label, lines in pieces.items()}
+    if request.tool == "torch":
+        return interpret_step_traces(traces)
+    return [interpret_trace(request.tool, label, packed) for label, packed in traces.items()]
 
 
 def ask_ranks(
@@ -215,25 +222,68 @@ def decode_base64(tool: str, data: bytes) -> bytes:
         raise answers.invalid(tool, f"damaged data ({error})") from error
 
 
-def interpret_trace(tool: str, label: str, packed: bytes) -> RecordedProfile:
-    """Return the trace of a rank with its summary.
+def interpret_step_traces(traces: Mapping[str, bytes]) -> list[RecordedProfile]:
+    """Return the traces of ranks that train together, with summaries of the time that all of them recorded.
+
+    Raises:
+        InvalidAnswer: one of them is no trace, or too large.
+    """
+    # Each is read twice, because the operations of all ranks at once would take gigabytes of memory.
+    steps = [_find_marked_steps(packed) for packed in traces.values()]
+    marked = [step for step in steps if step is not None]
+    common = find_common_time(marked) if len(marked) == len(steps) else None
+    found = [interpret_trace("torch", label, packed, common) for label, packed in traces.items()]
+    # Ranks that ask for requests themselves do that at different times, and do not mark steps.
+    if common is not None or len(marked) < len(steps):
+        return found
+    return [
+        replace(item, summary=replace(item.summary, is_comparable=False))
+        for item in found
+        if isinstance(item.summary, RankProfile)
+    ]
+
+
+def interpret_trace(tool: str, label: str, packed: bytes, common: Interval | None = None) -> RecordedProfile:
+    """Return the trace of a rank with its summary: of its own steps, or of a time in microseconds since 1970.
 
     Raises:
         InvalidAnswer: it is no trace, or too large.
     """
     trace = answers.unpack(packed, tool, limit=_LARGEST_TRACE)
-    document = answers.parse_json(trace, tool, limit=_LARGEST_TRACE)
     if tool != "py-spy":
-        events = document.get("traceEvents") if isinstance(document, dict) else None
-        if not isinstance(events, list):
-            raise answers.invalid(tool, "JSON without the list traceEvents")
+        document, events = _parse_steps(tool, trace)
         operations = list(_read_operations(events))
         if tool == "memory":
             return RecordedProfile(summarize_memory(label, operations, _read_allocations(events)), trace)
-        return RecordedProfile(summarize_steps(label, operations), trace)
+        origin_us = _read_origin(document)
+        cut = (common[0] - origin_us, common[1] - origin_us) if common is not None else None
+        return RecordedProfile(summarize_steps(label, operations, cut), trace)
+    document = answers.parse_json(trace, tool, limit=_LARGEST_TRACE)
     if not isinstance(document, list):
         raise answers.invalid(tool, "JSON that is not a list")
     return RecordedProfile(summarize(label, _read_events(document)), trace)
+
+
+def _find_marked_steps(packed: bytes) -> Interval | None:
+    """Return the time of the marked steps of a trace in microseconds since 1970."""
+    trace = answers.unpack(packed, "torch", limit=_LARGEST_TRACE)
+    document, events = _parse_steps("torch", trace)
+    steps = find_marked_steps(list(_read_operations(events)))
+    origin_us = _read_origin(document)
+    return (steps[0] + origin_us, steps[1] + origin_us) if steps is not None else None
+
+
+def _parse_steps(tool: str, trace: bytes) -> tuple[dict[str, Any], list[Any]]:
+    document = answers.parse_json(trace, tool, limit=_LARGEST_TRACE)
+    events = document.get("traceEvents") if isinstance(document, dict) else None
+    if not isinstance(events, list):
+        raise answers.invalid(tool, "JSON without the list traceEvents")
+    return document, events
+
+
+def _read_origin(document: dict[str, Any]) -> float:
+    """Return when the clock of a trace began, in microseconds since 1970; it is 1970 in older traces."""
+    return (_read_number(document.get("baseTimeNanoseconds")) or 0.0) / 1e3
 
 
 def _read_operations(values: list[Any]) -> Iterator[Operation]:
