@@ -157,12 +157,12 @@ def take_request(path: Path) -> StepProfileRequest:
     )
 
 
-def choose_begin(written: float) -> float:
-    """Return when to begin the profile of a request, two to four seconds after it was written.
+def choose_begin(request_time: float) -> float:
+    """Return when to begin a profile, two to four seconds after its request was written.
 
     The requests of all ranks are written within a moment, and nearly always have the same begin.
     """
-    return (written // _BEGIN_INTERVAL_S + 2) * _BEGIN_INTERVAL_S
+    return (request_time // _BEGIN_INTERVAL_S + 2) * _BEGIN_INTERVAL_S
 
 
 @contextmanager
