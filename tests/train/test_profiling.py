@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,14 @@ def test_requested_steps_are_recorded_once(run: RunFiles, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("written", "begin"), [(100.0, 104), (101.9, 104), (102.0, 106)])
 def test_begin_leaves_two_seconds_to_start_the_profiler(written: float, begin: float) -> None:
     assert choose_begin(written) == begin
+
+
+def test_request_on_a_file_server_whose_clock_is_ahead_begins_within_seconds(
+    run: RunFiles, tmp_path: Path
+) -> None:
+    path = write_request(run, tmp_path / "trace.json", 1)
+    os.utime(path, (time.time() + 3600,) * 2)
+    assert take_request(path).begin <= time.time() + 4
 
 
 def test_training_that_ends_earlier_leaves_the_steps_so_far(run: RunFiles, tmp_path: Path) -> None:
