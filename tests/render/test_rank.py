@@ -56,7 +56,8 @@ class Ranks:
             env={**os.environ, **env, "DTSLURM_RUN_DIR": str(self.run), "DTSLURM_ATTEMPT": "0", "PATH": path},
             start_new_session=True,
         )
-        self.wait_until(lambda: "ready" in self.log(rank))
+        # The training code can begin before its shell has recorded its process id and expects TERM.
+        self.wait_until(lambda: "ready" in self.log(rank) and "pid" in self.record(rank))
 
     def wait_until(self, happened: Callable[[], object]) -> None:
         end = time.monotonic() + 60
