@@ -68,10 +68,13 @@ class StepProfiler:
             self._begin(request)
 
     def close(self) -> None:
-        """Write the trace of the steps so far if training ends while they are recorded."""
+        """Write the trace of the steps so far, or why there is none, if training ends during a request."""
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
             self._write_trace(profiler)
+        request, self._next = self._next, None
+        if request is not None:
+            report_error(request.trace, RuntimeError("the training ended before the first step to record"))
 
     def _take(self, path: Path) -> None:
         try:

@@ -103,6 +103,16 @@ def test_training_that_ends_earlier_leaves_the_steps_so_far(run: RunFiles, tmp_p
     assert recorded(trace) == ["ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#3"]
 
 
+def test_training_that_ends_before_the_begin_is_reported(run: RunFiles, tmp_path: Path) -> None:
+    """Its process can live much longer, and the command would wait for the trace."""
+    profiler = StepProfiler(run, 0, Clock())
+    trace = tmp_path / "trace.json"
+    write_request(run, trace, 1)
+    train_steps(profiler, 1)
+    profiler.close()
+    assert "ended before" in trace.with_name("trace.json.error").read_text()
+
+
 def test_training_that_profiles_itself_is_not_disturbed(run: RunFiles, tmp_path: Path) -> None:
     profiler = StepProfiler(run, 0, Clock())
     trace = tmp_path / "trace.json"

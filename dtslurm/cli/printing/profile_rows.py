@@ -52,8 +52,8 @@ def explain_straggler(profiles: Sequence[RankProfile]) -> str:
     """Return which rank the others wait for, or why that is unknown; empty if the ranks hardly differ."""
     if not all(profile.is_comparable for profile in profiles):
         return (
-            "which rank the others wait for is unknown: the ranks did not record the same steps, "
-            "because the request did not reach them at the same time; record more of them with --steps"
+            "which rank the others wait for is unknown: the ranks did not record the same steps, because the "
+            "request did not reach them at the same time; repeat the command, or record more steps (--steps)"
         )
     found = find_straggler(profiles)
     if found is None:

@@ -40,7 +40,7 @@ _NOT_TAKEN = 4
 _LABEL = re.compile(rb"\[([A-Za-z0-9_/-]+)\] (.*)")
 _LARGEST_TRACE = 1 << 26  # bytes; reading more would take gigabytes of memory
 _LONGEST_STEP_S = 120
-_LARGEST_NUMBER = 1e19
+_LARGEST_NUMBER = 1e19  # nanoseconds since 1970 are less
 # srun passes lines of up to 1024 bytes on in one piece; it mixes longer lines of several nodes.
 # py-spy may be beside the Python of the rank, which need not be on PATH. It does not stop the rank.
 _RECORD = """\
@@ -251,7 +251,7 @@ def interpret_trace(tool: str, label: str, packed: bytes, common: Interval | Non
     """
     trace = answers.unpack(packed, tool, limit=_LARGEST_TRACE)
     if tool != "py-spy":
-        document, events = _parse_steps(tool, trace)
+        document, events = _parse_trace(tool, trace)
         operations = list(_read_operations(events))
         if tool == "memory":
             return RecordedProfile(summarize_memory(label, operations, _read_allocations(events)), trace)
@@ -267,13 +267,13 @@ def interpret_trace(tool: str, label: str, packed: bytes, common: Interval | Non
 def _find_marked_steps(packed: bytes) -> Interval | None:
     """Return the time of the marked steps of a trace in microseconds since 1970."""
     trace = answers.unpack(packed, "torch", limit=_LARGEST_TRACE)
-    document, events = _parse_steps("torch", trace)
+    document, events = _parse_trace("torch", trace)
     steps = find_marked_steps(list(_read_operations(events)))
     origin_us = _read_origin(document)
     return (steps[0] + origin_us, steps[1] + origin_us) if steps is not None else None
 
 
-def _parse_steps(tool: str, trace: bytes) -> tuple[dict[str, Any], list[Any]]:
+def _parse_trace(tool: str, trace: bytes) -> tuple[dict[str, Any], list[Any]]:
     document = answers.parse_json(trace, tool, limit=_LARGEST_TRACE)
     events = document.get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(events, list):
