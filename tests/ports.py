@@ -10,27 +10,45 @@ import pytest
 _claims: list[socket.socket] = []
 
 
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody uses, and that no other test gets before this process ends.
+def free_port(count: int = 1) -> int:
+    """Return the first of `count` successive ports of 127.0.0.1 that nobody uses.
 
-    It is above the ports of the labs' clusters, and below those that the scripts of jobs choose and that the
-    kernel hands out to clients: of those, another process may get a port between this call and its use. The
-    claim is an abstract socket: every process of this network sees it, and it dies with this process.
+    No other test gets them before this process ends.
+
+    They are above the ports of the labs' clusters, and below those that the scripts of jobs choose and that
+    the kernel hands out to clients: of those, another process may get a port between this call and its use.
     """
-    ports = list(range(5000, 10000))
-    random.shuffle(ports)
-    for port in ports:
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    firsts = list(range(5000, 10001 - count))
+    random.shuffle(firsts)
+    for first in firsts:
+        claims: list[socket.socket] = []
         try:
-            claim.bind(f"\0dtslurm-test-port-{port}")
-            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-                probe.bind(("127.0.0.1", port))
+            for port in range(first, first + count):
+                claims.append(_claim(port))  # noqa: PERF401 - those before a failed one are closed
         except OSError:
-            claim.close()
+            for claim in claims:
+                claim.close()
         else:
-            _claims.append(claim)
-            return port
+            _claims.extend(claims)
+            return first
     raise AssertionError("no free port on 127.0.0.1")
+
+
+def _claim(port: int) -> socket.socket:
+    """Return an abstract socket, which every process of this network sees, and which dies with this process.
+
+    Raises:
+        OSError: the port is claimed or in use.
+    """
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        claim.bind(f"\0dtslurm-test-port-{port}")
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind(("127.0.0.1", port))
+    except OSError:
+        claim.close()
+        raise
+    return claim
 
 
 def listen(host: str) -> socket.socket:

@@ -129,6 +129,8 @@ class TopApp(App[None]):
         self.source.stop()
 
     def on_arrived(self, event: Arrived) -> None:
+        if not self.is_running:  # its screens are being closed
+            return
         if isinstance(event.value, Notification):
             self.show_notice(event.value.text, is_error=event.value.bad)
             return

@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from dtslurm.dashboard import start
-from dtslurm.dashboard.app import TopApp
+from dtslurm.dashboard.app import Arrived, TopApp
 from dtslurm.dashboard.dialogs import Confirm
 from dtslurm.dashboard.feed import Diagnosed, Feed
 from dtslurm.dashboard.job import JobScreen
@@ -301,6 +301,22 @@ def test_leave_job_on_the_list_does_nothing() -> None:
     use_app(what)
 
 
+def test_data_may_arrive_while_the_dashboard_closes() -> None:
+    async def arrive(app: TopApp) -> None:
+        while True:
+            app.post_message(Arrived(app.board))
+            await asyncio.sleep(0)
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("enter")
+        await wait_until_stable(pilot)
+        assert isinstance(app.screen, JobScreen)
+        arrivals.append(asyncio.create_task(arrive(app)))
+
+    arrivals: list[asyncio.Task[None]] = []
+    use_app(what)
+
+
 @pytest.fixture
 def restored_interpreter_settings() -> Iterator[None]:
     """Leave the interpreter as it was found: the dashboard tunes it for its own process."""
@@ -326,7 +342,7 @@ def start_dashboard(
             async with app.run_test(size=(100, 24)) as pilot:
                 for _ in range(200):
                     await wait_until_stable(pilot)
-                    if "asking" not in screen_text(app):
+                    if "querying" not in screen_text(app):
                         break
                 result.append((app.theme, screen_text(app)))
 

@@ -98,7 +98,16 @@ class Cli:
         return RunDir(Path(self.status(job)["record"]["run_dir"]))
 
     def wait_until(self, condition: Callable[[], object], limit: float = 120) -> None:
-        wait_until(condition, limit=limit)
+        """Return when `condition` holds; if it does not, the error has the state and output of every job."""
+        try:
+            wait_until(condition, limit=limit)
+        except AssertionError as error:
+            found = [str(error)]
+            for job in self.started:
+                for command in ("status", "logs"):
+                    done = self(command, job, code=None)
+                    found.append(f"{command} {job}: {done.returncode}\n{done.stdout}\n{done.stderr}")
+            raise AssertionError("\n".join(found)) from None
 
     def wait_for_end(self, job: str, limit: float = 120) -> dict[str, Any]:
         """Wait for the end of every task and return the status."""

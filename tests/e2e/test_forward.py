@@ -116,8 +116,8 @@ def forwarded(
 
 @pytest.fixture
 def port() -> int:
-    """The first of two ports that nobody uses."""
-    return free_port()
+    """The first of three ports that nobody uses."""
+    return free_port(3)
 
 
 @pytest.fixture
