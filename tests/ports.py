@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import socket
+from contextlib import ExitStack, suppress
 
 import pytest
 
-_claims: list[socket.socket] = []
+_claims: list[ExitStack] = []
 
 
 def free_port(count: int = 1) -> int:
@@ -21,21 +22,19 @@ def free_port(count: int = 1) -> int:
     firsts = list(range(5000, 10001 - count))
     random.shuffle(firsts)
     for first in firsts:
-        claims: list[socket.socket] = []
-        try:
+        with suppress(OSError), ExitStack() as claims:
             for port in range(first, first + count):
-                claims.append(_claim(port))  # noqa: PERF401 - those before a failed one are closed
-        except OSError:
-            for claim in claims:
-                claim.close()
-        else:
-            _claims.extend(claims)
+                claims.enter_context(_claim(port))
+            _claims.append(claims.pop_all())
             return first
     raise AssertionError("no free port on 127.0.0.1")
 
 
 def _claim(port: int) -> socket.socket:
-    """Return an abstract socket, which every process of this network sees, and which dies with this process.
+    """Claim a port of 127.0.0.1 until the returned socket is closed, at the latest when this process ends.
+
+    The claim is an abstract Unix socket with the number of the port in its name. Such a name exists once in
+    the network namespace, so that every process of the suite respects it.
 
     Raises:
         OSError: the port is claimed or in use.
