@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,6 +61,29 @@ def test_ignored_files_that_a_script_mentions_are_listed(
     assert result.startswith(f"git ignores {named}, which train.py or its arguments name: the job")
     assert f"--code-include {named} copies them with the code" in result
     assert notices(tree, source, args=args, include=[named]) == []
+
+
+@pytest.mark.parametrize(
+    ("mentioned", "included"),
+    [
+        (("mixed", "w.pt"), ["mixed/", "w.pt"]),
+        (("mixed", "new", "w.pt"), ["mixed/", "new/", "w.pt"]),
+        (("many",), ["many/"]),
+        (("many/0", "many/1", "many/2", "many/3"), ["many/"]),
+        (("many/0", "many/1", "many/2"), ["many/0/w x.pt", "many/1/w x.pt", "many/2/w x.pt"]),
+    ],
+)
+def test_the_options_of_the_warning_copy_all_files_even_if_it_lists_only_some(
+    tree: Path, mentioned: tuple[str, ...], included: list[str]
+) -> None:
+    write(tree, {f"{folder}/{number}.pt": "x" for folder in ("mixed", "new") for number in range(3)})
+    write(tree, {f"many/{number}/{name}": "x" for number in range(9) for name in ("w x.pt", "kept")})
+    write(tree, {"w.pt": "x"})
+    git(tree, "add", "-A")
+    [result] = notices(tree, args=mentioned)
+    options = shlex.split(result.partition("; ")[2].partition(" copies them")[0])
+    assert options == [word for path in included for word in ("--code-include", path)]
+    assert notices(tree, args=mentioned, include=included) == []
 
 
 @pytest.mark.parametrize(
