@@ -15,12 +15,18 @@ def mpi_types(script: str) -> set[str]:
 
 
 def options(script: str) -> dict[str, str]:
-    """Return the options in a script's ``#SBATCH`` lines.
-
-    A later line overrides an earlier one; lines after the first command are ignored. Of a heterogeneous job,
-    the options are those of its first component.
-    """
+    """Return the options in a script's ``#SBATCH`` lines; a later option overrides an earlier one."""
     values: dict[str, str] = {}
+    _collect_options(option_words(script), values)
+    return values
+
+
+def option_words(script: str) -> list[str]:
+    """Return the words of a script's ``#SBATCH`` lines.
+
+    Lines after the first command are ignored. Of a heterogeneous job, only the first component counts.
+    """
+    found: list[str] = []
     for line in script.split("\n"):
         if line.startswith("#SBATCH"):
             try:
@@ -29,10 +35,10 @@ def options(script: str) -> dict[str, str]:
                 continue
             if words == ["hetjob"]:
                 break
-            _collect_options(words, values)
+            found += words
         elif line.strip() and not line.lstrip().startswith("#"):
             break
-    return values
+    return found
 
 
 def _collect_options(words: list[str], values: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -215,3 +216,33 @@ def test_c6_a_job_name_cannot_move_the_run_directory(run: Run, tmp_path: Path, n
     assert re.match(r"\w", folder.name)
     written = re.findall(r"^#SBATCH --(?:output|error)=(.*)", document["script"], re.MULTILINE)
     assert all("%x" not in path and ".." not in path for path in written)
+
+
+BATCH_SCRIPT = """#!/bin/bash
+#SBATCH -J old --nodes 2
+#SBATCH --ntasks-per-node=2
+#SBATCH --comment 'a b'
+module load cuda
+srun python train.py
+"""
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o755])
+def test_submit_refuses_a_batch_script_and_its_hint_renders_the_program(
+    run: Run, folder: Path, mode: int
+) -> None:
+    (folder / "job.sh").write_text(BATCH_SCRIPT)
+    (folder / "job.sh").chmod(mode)
+    done = run(*SUBMIT, "job.sh", code=2)
+    assert "error: job.sh is a batch script with #SBATCH lines" in done.stderr
+    hint = done.stderr.partition("dtslurm submit ")[2].partition(" PROGRAM")[0]
+    assert shlex.split(hint) == ["-J", "old", "--nodes", "2", "--ntasks-per-node=2", "--comment", "a b"]
+    rendered = run("render", "--cluster", "a100x8-ib", *shlex.split(hint), "-t", "10", "train.py").stdout
+    assert "#SBATCH --job-name=old" in rendered
+    assert "# train.py: 4 ranks (2 nodes x 2)" in rendered
+
+
+def test_submit_notes_that_the_options_of_a_python_script_have_no_effect(run: Run, folder: Path) -> None:
+    (folder / "job.py").write_text("#!/usr/bin/env python3\n#SBATCH -N 2\nprint()\n")
+    done = run("render", "--cluster", "local", "-t", "10", "job.py")
+    assert "note: the #SBATCH lines of job.py have no effect: give submit -N 2\n" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from dtslurm.services.request import experiment_trackers, staging
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.request.spec import name_of, unset_variables, variables_of
 from dtslurm.services.wiring.context import ActiveCluster, Context
+from dtslurm.slurm.script import option_words
 from dtslurm.suggestions import suggest_name
 
+_LONGEST_HEADER = 65536  # bytes of a script
 _WITHOUT_TORCH = {"horovod", "jax", "mpi", "tensorflow"}  # launchers whose environments may lack torch
 
 
@@ -44,12 +47,14 @@ def check_script_file(context: Context, request: JobRequest) -> Sequence[Diagnos
 def check_script_type(
     context: Context, request: JobRequest, configs: tuple[str, ...]
 ) -> Sequence[Diagnostic]:
-    """Return the reason why the launcher, which also starts from ``configs`` files, cannot run the script."""
+    """Return why the launcher, which also starts from ``configs`` files, cannot run the script as it is."""
     script_path, script_name = context.cwd / request.script, request.script
     if request.module or script_name in request.payload:
         return ()
     if script_path.suffix in {".yaml", ".yml"} and script_path.suffix not in configs:
         return errors([_explain_yaml_file(script_path, script_name)])
+    if sbatch_options := _read_sbatch_options(script_path):
+        return _explain_batch_script(script_name, sbatch_options)
     if script_path.suffix in {".py", *configs} or os.access(script_path, os.X_OK):
         return ()
     return errors([f"{script_name} is neither a .py file nor executable; chmod +x it, or give the .py file"])
@@ -167,6 +172,27 @@ def _suggest_script(path: Path) -> str:
     except OSError:
         return f" (folder {path.parent} does not exist)"
     return suggest_name(path.name, names)
+
+
+def _explain_batch_script(script_name: str, sbatch_options: str) -> Sequence[Diagnostic]:
+    """Note that the options of a Python script have no effect; of another script, the layout is unknown."""
+    if script_name.endswith(".py"):
+        return notes([f"the #SBATCH lines of {script_name} have no effect: give submit {sbatch_options}"])
+    problem = (
+        f"{script_name} is a batch script with #SBATCH lines; dtslurm renders its own, so submit the program "
+        f"that it starts, with its options: dtslurm submit {sbatch_options} PROGRAM"
+    )
+    return errors([problem])
+
+
+def _read_sbatch_options(path: Path) -> str:
+    """Return the options in the ``#SBATCH`` lines of a script, as a shell reads them."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LONGEST_HEADER).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return shlex.join(option_words(text))
 
 
 def _explain_yaml_file(path: Path, path_text: str) -> str:
