@@ -234,7 +234,7 @@ def test_submit_refuses_a_batch_script_and_its_hint_renders_the_program(
     (folder / "job.sh").write_text(BATCH_SCRIPT)
     (folder / "job.sh").chmod(mode)
     done = run(*SUBMIT, "job.sh", code=2)
-    assert "error: job.sh is a batch script with #SBATCH lines" in done.stderr
+    assert "error: job.sh has #SBATCH lines, but dtslurm renders the batch script itself" in done.stderr
     hint = done.stderr.partition("dtslurm submit ")[2].partition(" PROGRAM")[0]
     assert shlex.split(hint) == ["-J", "old", "--nodes", "2", "--ntasks-per-node=2", "--comment", "a b"]
     rendered = run("render", "--cluster", "a100x8-ib", *shlex.split(hint), "-t", "10", "train.py").stdout
@@ -242,7 +242,16 @@ def test_submit_refuses_a_batch_script_and_its_hint_renders_the_program(
     assert "# train.py: 4 ranks (2 nodes x 2)" in rendered
 
 
+def test_options_of_a_batch_script_cannot_control_the_terminal(run: Run, folder: Path) -> None:
+    (folder / "job.sh").write_text("#!/bin/bash\n#SBATCH -J 'a\x1b]0;b\x07\x9b2J'\nsrun true\n")
+    done = run(*SUBMIT, "job.sh", code=2)
+    assert "dtslurm submit -J " in done.stderr
+    assert not {"\x1b", "\x07", "\x9b"} & set(done.stderr)
+
+
 def test_submit_notes_that_the_options_of_a_python_script_have_no_effect(run: Run, folder: Path) -> None:
     (folder / "job.py").write_text("#!/usr/bin/env python3\n#SBATCH -N 2\nprint()\n")
     done = run("render", "--cluster", "local", "-t", "10", "job.py")
-    assert "note: the #SBATCH lines of job.py have no effect: give submit -N 2\n" in done.stderr
+    assert (
+        "note: the #SBATCH lines of job.py have no effect; pass the options to dtslurm: -N 2\n" in done.stderr
+    )

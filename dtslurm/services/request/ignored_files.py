@@ -53,7 +53,7 @@ def mention_notices(
     if not missing:
         return []
     remainder_text = f" and {len(missing) - _MOST_LISTED} more" if len(missing) > _MOST_LISTED else ""
-    options = _name_options(missing)
+    options = _format_options(missing)
     subject = (
         f"{', '.join(missing[:_MOST_LISTED])}{remainder_text}, which {script.name} or its arguments name"
     )
@@ -61,20 +61,19 @@ def mention_notices(
     return [f"git ignores {subject}: {effect}; {options} copies them with the code; {_LARGE_DATA_HINT}"]
 
 
-def _name_options(missing: Sequence[str]) -> str:
-    """Return the options that copy all missing paths: for each path or, if there are many, for folders."""
+def _format_options(missing: Sequence[str]) -> str:
+    """Return options that copy all missing paths; if there are many, an option names a folder of several."""
     included = list(missing)
     for depth in range(max(path.count("/") for path in missing), 0, -1):
         if len(included) <= _MOST_LISTED:
             break
-        included = list(dict.fromkeys(_shorten(path, depth) for path in included))
+        included = list(dict.fromkeys(_cut_to_folder(path, depth) for path in included))
     return " ".join(f"--code-include {shlex.quote(path)}" for path in included)
 
 
-def _shorten(path: str, depth: int) -> str:
-    """Return the path, or its folder of this depth if the path is below that folder."""
-    folders = path.split("/")[:depth]
-    return "/".join(folders) + "/" if path.count("/") >= depth else path
+def _cut_to_folder(path: str, depth: int) -> str:
+    """Return the folder of a path at a depth, such as ``a/b/`` of ``a/b/c`` at 2, or the path itself."""
+    return "/".join(path.split("/")[:depth]) + "/" if path.count("/") >= depth else path
 
 
 def _find_words(script: Path, args: Sequence[str]) -> set[str]:

@@ -175,12 +175,13 @@ def _suggest_script(path: Path) -> str:
 
 
 def _explain_batch_script(script_name: str, sbatch_options: str) -> Sequence[Diagnostic]:
-    """Note that the options of a Python script have no effect; of another script, the layout is unknown."""
+    """Refuse a batch script, which may start ranks itself; of a Python script, only the options are lost."""
     if script_name.endswith(".py"):
-        return notes([f"the #SBATCH lines of {script_name} have no effect: give submit {sbatch_options}"])
+        effect = f"have no effect; pass the options to dtslurm: {sbatch_options}"
+        return notes([f"the #SBATCH lines of {script_name} {effect}"])
     problem = (
-        f"{script_name} is a batch script with #SBATCH lines; dtslurm renders its own, so submit the program "
-        f"that it starts, with its options: dtslurm submit {sbatch_options} PROGRAM"
+        f"{script_name} has #SBATCH lines, but dtslurm renders the batch script itself; submit the program "
+        f"that {script_name} starts, with the same options: dtslurm submit {sbatch_options} PROGRAM"
     )
     return errors([problem])
 
